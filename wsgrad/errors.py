@@ -1,8 +1,8 @@
 """The named errors of wsgrad and their codes on the wire; it raises none of them itself and knows nothing of messages.
 
 Everything wsgrad raises on purpose is a `WsgradError`. Where Python's users already expect a built-in error for the
-same trouble (`MemoryError`, `ConnectionError`, `TimeoutError`, `PermissionError`), the class is that one too. An error's
-code on the wire is the name of its class, so it never changes.
+same trouble (`MemoryError`, `ConnectionError`, `TimeoutError`, `PermissionError`), the class is that one too. An
+error's code on the wire is the name of its class, so it never changes.
 """
 
 from __future__ import annotations
