@@ -1,0 +1,365 @@
+"""The messages of the wsgrad protocol as frozen dataclasses.
+
+`protocol.cddl` beside this file is the schema; `docs/protocol.md` tells what the messages mean. This module does no I/O
+and knows nothing of frames, sessions or devices: an array goes in, a checked message comes out, and back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias, get_args
+
+from wsgrad.transport.fields import (
+    U32,
+    U53,
+    Arrays,
+    Bool,
+    Key,
+    Map,
+    Maps,
+    OptionalIndices,
+    OptionalKey,
+    OptionalText,
+    Table,
+    Text,
+    Value,
+)
+
+VERSION = 1
+SUBPROTOCOL = "wsgrad.v1"
+
+CHUNK_BYTES = 1 << 20
+"""The most bytes that one chunk of a transfer carries."""
+SLOTS = 4
+"""Chunks per queue and direction that may be on their way: the initial credit of every queue."""
+MAX_HEAD = 1 << 16
+"""The most bytes of a message's array; all but its bulk."""
+INLINE_BYTES = 1 << 15
+"""Reads and writes up to this size travel inside a message instead of as chunks."""
+MAX_WORDS_BYTES = 1 << 16
+"""The most bytes of one packed `Launches` message."""
+
+# -- what opens a connection and keeps it alive: not numbered, never sent again --
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Client → server, first: open a session (`key` is null) or attach to one."""
+
+    KIND: ClassVar[int] = 0
+    version: U32
+    agent: Text
+    key: OptionalKey
+    received: U53
+    options: Map
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Server → client, first: the session's key, and how many of the client's numbered messages it has."""
+
+    KIND: ClassVar[int] = 1
+    version: U32
+    key: Key
+    received: U53
+    info: Map
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Node → server, first: its wanted name, its secret if it has joined before, and its devices."""
+
+    KIND: ClassVar[int] = 2
+    version: U32
+    agent: Text
+    name: Text
+    secret: OptionalText
+    devices: Maps
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Server → node, first: the name it got, the secret to use from now on, and limits."""
+
+    KIND: ClassVar[int] = 3
+    version: U32
+    name: Text
+    secret: Text
+    info: Map
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Server → client or node, instead of a welcome; the connection closes after it."""
+
+    KIND: ClassVar[int] = 4
+    code: Text
+    message: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """A heartbeat after silence, answered by the application with `Pong` of the same token."""
+
+    KIND: ClassVar[int] = 5
+    token: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """The answer to `Ping`."""
+
+    KIND: ClassVar[int] = 6
+    token: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """How many numbered messages have been received in this session: the peer may forget them."""
+
+    KIND: ClassVar[int] = 7
+    count: U53
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """The sender ends the session (client) or leaves (node): everything of it is freed."""
+
+    KIND: ClassVar[int] = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """Server → client: the devices there are now, in order; replaces the list before."""
+
+    KIND: ClassVar[int] = 9
+    devices: Maps
+
+
+# -- work: numbered by the link, sent again after a drop --
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Commands `first`, `first + 1`, … of a queue. Each is an array that `parse_command` turns into a command."""
+
+    KIND: ClassVar[int] = 16
+    queue: U32
+    first: U53
+    commands: Arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """Bulk: `count` packed launches, commands `first` … of a queue, as little-endian 32-bit words."""
+
+    KIND: ClassVar[int] = 17
+    queue: U32
+    first: U53
+    count: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Bulk: the UTF-8 source of a program; command `number` of a queue."""
+
+    KIND: ClassVar[int] = 18
+    queue: U32
+    number: U53
+    program: U32
+    dialect: Text
+    name: Text
+    entry: Text
+    signature: Text
+    writes: OptionalIndices
+    alias: Bool
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Bulk: up to `CHUNK_BYTES` bytes of a transfer, in order of offset; either direction."""
+
+    KIND: ClassVar[int] = 19
+    queue: U32
+    transfer: U32
+    offset: U53
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """A transfer ends before its last byte; from the reader it asks the writer to stop."""
+
+    KIND: ClassVar[int] = 20
+    queue: U32
+    transfer: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """So many more chunks may be sent on this queue."""
+
+    KIND: ClassVar[int] = 21
+    queue: U32
+    slots: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Client → server: a new queue on a device; answered by `Result` or `Failed` for command 0."""
+
+    KIND: ClassVar[int] = 22
+    queue: U32
+    device: Text
+    options: Map
+
+
+@dataclass(frozen=True, slots=True)
+class Reopen:
+    """Client → server: command `number`: give a lost (or living) device a new, empty node."""
+
+    KIND: ClassVar[int] = 23
+    queue: U32
+    number: U53
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Client → server and server → node: the queue ends and everything on it is freed; no answer."""
+
+    KIND: ClassVar[int] = 24
+    queue: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """All commands of the queue up to `number` have run or were dropped."""
+
+    KIND: ClassVar[int] = 32
+    queue: U32
+    number: U53
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The value of command `number`: what was opened, or the seconds of a timed launch."""
+
+    KIND: ClassVar[int] = 33
+    queue: U32
+    number: U53
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class ReadData:
+    """Bulk: the bytes that the read command `number` asked for, up to `INLINE_BYTES`."""
+
+    KIND: ClassVar[int] = 34
+    queue: U32
+    number: U53
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Command `number` failed; the queue drops commands until `Clear(number)`, or `Reopen` where the device is lost."""
+
+    KIND: ClassVar[int] = 35
+    queue: U32
+    number: U53
+    code: Text
+    message: Text
+    details: Map
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """How compiling a program ended; does not stop the queue. `message` holds errors or warnings."""
+
+    KIND: ClassVar[int] = 36
+    queue: U32
+    program: U32
+    ok: Bool
+    message: Text
+
+
+# -- only between server and node --
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """Server → node: a new queue for a session on the node's device of that index.
+
+    Answered by `Result` or `Failed` for command 0.
+    """
+
+    KIND: ClassVar[int] = 48
+    queue: U32
+    session: U32
+    device: U32
+    options: Map
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Server → local node: a compiled program in a memfd that travels beside the message; command `number`."""
+
+    KIND: ClassVar[int] = 49
+    queue: U32
+    number: U53
+    program: U32
+    name: Text
+    entry: Text
+    signature: Text
+    writes: OptionalIndices
+    alias: Bool
+    nbytes: U53
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A chunk whose bytes lie in a slot of the ring shared with a local node; either direction."""
+
+    KIND: ClassVar[int] = 50
+    queue: U32
+    transfer: U32
+    offset: U53
+    slot: U32
+    nbytes: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Server → node: take the place of command `number`, which the server refused, and fail with this error."""
+
+    KIND: ClassVar[int] = 51
+    queue: U32
+    number: U53
+    code: Text
+    message: Text
+    details: Map
+
+
+Message: TypeAlias = (
+    Hello | Welcome | Join | Joined | Refused | Ping | Pong | Seen | Bye | Devices
+    | Batch | Launches | Program | Chunk | Abort | Credit | Open | Reopen | Close
+    | Ack | Result | ReadData | Failed | Compiled | Attach | Load | Slot | Fail
+)  # fmt: skip
+
+BULK_KINDS = frozenset({Launches.KIND, Program.KIND, Chunk.KIND, ReadData.KIND})
+UNNUMBERED_KINDS = frozenset(range(16))
+
+
+_TABLE: Table[Message] = Table("message", get_args(Message))
+
+
+def parse_message(array: list[object]) -> Message:
+    """Check a decoded array and return its message.
+
+    Raises:
+        ProtocolError: unknown kind, wrong number of fields, or a field of the wrong type or range.
+    """
+    return _TABLE.parse(array)
+
+
+def message_array(message: Message) -> list[object]:
+    """The array that CBOR encodes: the kind, then the fields in order."""
+    return _TABLE.array(message)
