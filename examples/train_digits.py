@@ -81,7 +81,6 @@ INPUTS, HIDDEN, CLASSES = 65, 128, 10
 UNITS = HIDDEN + 1
 TRAINING_ROWS = 1437  # the other 360 of the 1,797 images are the test split
 BATCH, RATE, MOMENTUM = 32, 0.1, 0.9
-MIB = 1 << 20
 
 
 def load_digits() -> tuple[np.ndarray, np.ndarray]:
