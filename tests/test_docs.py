@@ -1,0 +1,122 @@
+"""Runs what the documentation shows, and the example, against real servers; checks links and generated parts."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLE = ROOT / "examples" / "train_digits.py"
+BLOCK = re.compile(r"^```(\S+)([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def runnable(page: str) -> str:
+    """Return the page's Python blocks as one script, each line at the number it has on the page."""
+    lines = [""] * (page.count("\n") + 1)
+    for match in BLOCK.finditer(page):
+        if match[1] == "python" and "no-run" not in match[2]:
+            first = page.count("\n", 0, match.start(3))
+            code = match[3].splitlines()
+            lines[first : first + len(code)] = code
+    return "\n".join(lines).rstrip()
+
+
+def run(*command: str, cwd: Path = ROOT, timeout: float = 120) -> str:
+    """Run a command without the caller's wsgrad settings and return its output; a failure shows all of it."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("WSGRAD_")}
+    result = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
+    if result.returncode:
+        pytest.fail(f"{' '.join(command)}\n{result.stdout}{result.stderr}", pytrace=False)
+    return result.stdout
+
+
+# The tutorial is the example, which has a test of its own.
+@pytest.mark.parametrize("path", [page for page in PAGES if page.name != "tutorial.md"], ids=name)
+def test_python_on_a_page_runs(path, tmp_path):
+    script = runnable(path.read_text())
+    if not script:
+        assert "```python" not in path.read_text()
+        return
+    file = tmp_path / f"{path.stem}.py"
+    file.write_text(script)
+    run(sys.executable, "-W", "error", str(file))
+
+
+def test_tutorial_is_the_whole_example_in_order():
+    blocks = BLOCK.finditer((ROOT / "docs" / "tutorial.md").read_text())
+    code = "\n".join(match[3] for match in blocks if match[1] in ("python", "c"))
+    shown = [line for line in code.splitlines() if line]
+    assert shown == [line for line in EXAMPLE.read_text().splitlines() if line]
+
+
+def test_protocol_tables_are_those_of_the_message_classes():
+    run(sys.executable, "scripts/update-docs", "--check")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+        file, _, anchor = target.partition("#")
+        if "://" in file:
+            continue
+        page = (path.parent / file).resolve() if file else path
+        assert page.exists(), f"{target} does not exist"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def accuracy(output: str) -> float:
+    """Find the line `accuracy NN.N %`, which stands after the training and before the table."""
+    match = re.search(r"^accuracy (\d+\.\d) %$", output, re.MULTILINE)
+    assert match, output
+    for figure in ("round trip", "upload", "download", "launches"):
+        assert figure in output[match.end() :]
+    return float(match[1])
+
+
+def test_example_learns_the_digits_through_an_embedded_server():
+    assert accuracy(run(sys.executable, str(EXAMPLE))) >= 95
+
+
+@pytest.fixture
+def demo() -> str:
+    if not (ROOT / ".venv" / ".setup").exists():
+        pytest.skip("scripts/demo would set up .venv here; run scripts/test, which has done it by then")
+    return str(ROOT / "scripts" / "demo")
+
+
+def server_process(line: str) -> Path:
+    match = re.fullmatch(r"server ws://127\.0\.0\.1:\d+\S* \(process (\d+)\)", line.rstrip())
+    assert match, line
+    return Path("/proc", match[1])
+
+
+def test_demo_learns_the_digits_and_leaves_no_server_behind(demo):
+    output = run(demo, "--epochs", "10")
+    assert accuracy(output) >= 95
+    assert not server_process(output.splitlines()[0]).exists()
+
+
+def test_demo_ends_its_server_on_ctrl_c(demo):
+    command = [demo, "--epochs", "1000000"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+    ) as process:
+        try:
+            server = server_process(process.stdout.readline())
+            assert server.exists()
+        finally:
+            os.killpg(process.pid, signal.SIGINT)
+            process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert not server.exists()
