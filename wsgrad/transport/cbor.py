@@ -77,7 +77,7 @@ def scan(
     """
     end, _ = _scan(data, start, start + max_nbytes, max_items - 1, max_depth, 0)
     if end - start > max_nbytes:
-        raise ProtocolError(f"a CBOR item is longer than {max_nbytes} bytes")
+        raise ProtocolError(f"a CBOR item of {end - start} bytes is over the limit of {max_nbytes}", close_code=1009)
     return end
 
 
