@@ -75,9 +75,16 @@ def scan(
         NeedMore: the data ends before the item does.
         ProtocolError: the item is outside the subset or over a limit.
     """
-    end, _ = _scan(data, start, start + max_nbytes, max_items - 1, max_depth, 0)
+    try:
+        end, _ = _scan(data, start, start + max_nbytes, max_items - 1, max_depth, 0)
+    except NeedMore as exc:
+        if exc.need - start <= max_nbytes:
+            raise
+        end = exc.need
     if end - start > max_nbytes:
-        raise ProtocolError(f"a CBOR item of {end - start} bytes is over the limit of {max_nbytes}", close_code=1009)
+        raise ProtocolError(
+            f"a CBOR item of at least {end - start} bytes is over the limit of {max_nbytes} bytes", close_code=1009
+        )
     return end
 
 
@@ -122,9 +129,9 @@ def _scan(
                         raise ProtocolError(f"a CBOR integer of {-1 - n} does not fit 64 bits")
                     p = after
                 elif major < 4:
-                    if n > limit - after:
-                        raise ProtocolError(f"a CBOR string announces {n} bytes, more than its message may hold")
                     p = after + n
+                    if p > limit:
+                        raise NeedMore(p + tail)
                 elif major == 4:
                     budget -= n
                     if budget < 0 or len(outer) >= depth:
@@ -150,17 +157,11 @@ def _scan(
             while not left:
                 if not outer:
                     if p > end:
-                        raise _more(p + tail, limit)
+                        raise NeedMore(p + tail)
                     return p, budget
                 left = outer.pop() - 1
     except IndexError:
-        raise _more(p + extra + left + sum(outer) - len(outer) + tail, limit) from None
-
-
-def _more(need: int, limit: int) -> NeedMore | ProtocolError:
-    if need > limit:
-        return ProtocolError("a CBOR item announces more bytes than its message may hold")
-    return NeedMore(need)
+        raise NeedMore(p + extra + left + sum(outer) - len(outer) + tail) from None
 
 
 def _too_big(budget: int) -> ProtocolError:
