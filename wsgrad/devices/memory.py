@@ -21,7 +21,7 @@ _KEEP_BYTES: Final = 512 << 20
 
 
 def _size_class(nbytes: int) -> int:
-    """The bytes a block really takes: steps of an eighth to a quarter, pages from 4 KiB up, huge pages from 2 MiB up."""
+    """The bytes a block really takes: a quarter more at most, in pages from 4 KiB and huge pages from 2 MiB up."""
     if nbytes <= ALIGNMENT:
         return ALIGNMENT
     if nbytes <= _LARGEST_IN_SLAB:
@@ -49,6 +49,7 @@ class Memory:
         # Kept blocks by size, and large ones in the order in which they were freed.
         self._free: dict[int, list[int]] = {}
         self._kept_large: dict[int, int] = {}
+        self._kept_small_bytes = 0
         self._slabs: list[int] = []
         self._slab_at = 0
         self._slab_end = 0
@@ -71,6 +72,8 @@ class Memory:
             if size > _LARGEST_IN_SLAB:
                 del self._kept_large[address]
                 self._kept_bytes -= size
+            else:
+                self._kept_small_bytes -= size
             ctypes.memset(address, 0, nbytes)
         else:
             try:
@@ -96,6 +99,14 @@ class Memory:
                 self._release(next(iter(self._kept_large)))
             self._kept_large[address] = size
             self._kept_bytes += size
+        else:
+            if self._kept_small_bytes > self._keep_bytes:
+                # The block stays in its slab; its whole pages go back to the system.
+                first = -(-address // linux.PAGE) * linux.PAGE
+                last = (address + size) // linux.PAGE * linux.PAGE
+                if last > first:
+                    linux.madvise(first, last - first, linux.MADV_DONTNEED)
+            self._kept_small_bytes += size
         self._free.setdefault(size, []).append(address)
 
     def close(self) -> None:
@@ -114,27 +125,27 @@ class Memory:
 
     def _fresh(self, size: int) -> int:
         if size > _LARGEST_IN_SLAB:
-            try:
-                return self._map(size)
-            except OSError:
-                # What is kept for reuse in other sizes may be what is missing.
-                self._release_kept()
-                return self._map(size)
+            return self._map(size)
         if self._slab_at + size > self._slab_end:
-            try:
-                slab = self._map(_SLAB)
-            except OSError:
-                self._release_kept()
-                slab = self._map(_SLAB)
+            slab = self._map(_SLAB, huge=False)
             self._slabs.append(slab)
             self._slab_at, self._slab_end = slab, slab + _SLAB
         address = self._slab_at
         self._slab_at += size
         return address
 
-    def _map(self, size: int) -> int:
+    def _map(self, size: int, *, huge: bool = True) -> int:
+        try:
+            return self._map_once(size, huge=huge)
+        except OSError:
+            # What is kept for reuse in other sizes may be what is missing.
+            self._release_kept()
+            return self._map_once(size, huge=huge)
+
+    @staticmethod
+    def _map_once(size: int, *, huge: bool) -> int:
         access, flags = linux.PROT_READ | linux.PROT_WRITE, linux.MAP_PRIVATE | linux.MAP_ANONYMOUS
-        if size < _HUGE_PAGE or size == _SLAB:
+        if size < _HUGE_PAGE or not huge:
             return linux.mmap(0, size, access, flags)
         # Huge pages need the alignment that mmap itself does not promise: cut it out of a larger piece.
         start = linux.mmap(0, size + _HUGE_PAGE, access, flags)

@@ -1,0 +1,434 @@
+"""Turns the messages of one queue into runtime calls, in order, and answers them; knows no socket and no process.
+
+A failing command stops its queue: later ones are dropped until the client's `Clear`, only frees and programs still
+count. A download that has no credit holds the queue, so what arrives meanwhile waits here; the peer bounds how much.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from wsgrad.devices.base import ProgramSpec
+from wsgrad.errors import DeviceError, OutOfMemory, ProtocolError, WsgradError, error_code
+from wsgrad.transport import commands as c
+from wsgrad.transport import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from wsgrad.devices.base import Outlet, Reply, Runtime
+
+Work: TypeAlias = m.Batch | m.Launches | m.Program | m.Load | m.Chunk | m.Abort | m.Fail
+_OPERATIONS: Final = {
+    c.Alloc: "alloc",
+    c.View: "view",
+    c.Write: "write",
+    c.Upload: "upload",
+    c.Read: "read",
+    c.Download: "download",
+    c.Copy: "copy",
+    c.Fill: "fill",
+    c.Launch: "launch",
+}
+
+
+@dataclass(slots=True)
+class _Base:
+    """Memory and how many buffers and views stand on it."""
+
+    memory: int
+    references: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """What an id stands for: bytes `offset … offset + nbytes` of a base."""
+
+    base: _Base
+    offset: int
+    nbytes: int
+
+
+@dataclass(slots=True)
+class _Upload:
+    number: int
+    transfer: int
+    target: tuple[int, int] | None
+    """Where its bytes go; None if they are thrown away behind an error."""
+    nbytes: int
+    received: int = 0
+
+
+@dataclass(slots=True)
+class _Download:
+    number: int
+    transfer: int
+    memory: int
+    offset: int
+    nbytes: int
+    sent: int = 0
+
+
+@dataclass(slots=True)
+class _Task:
+    """One message that waits its turn, with what came beside it."""
+
+    work: Work
+    bulk: memoryview | None
+    commands: Iterator[tuple[int, c.Command]] | None = field(default=None)
+
+
+class Executor:
+    """Runs one queue on one runtime.
+
+    Args:
+        queue: the number that stands in every message.
+        reply: called with each answer, in order.
+        outlet: where the chunks of downloads go.
+        progress: told the number of each command before it runs.
+        build: compiles a program's source and returns a descriptor and a size, for nodes that compile themselves;
+            raises `CompileError`.
+    """
+
+    def __init__(
+        self,
+        queue: int,
+        runtime: Runtime,
+        *,
+        reply: Reply,
+        outlet: Outlet,
+        progress: Callable[[int], None] | None = None,
+        build: Callable[[m.Program, str], tuple[int, int]] | None = None,
+    ) -> None:
+        self._queue = queue
+        self._runtime = runtime
+        self._reply = reply
+        self._outlet = outlet
+        self._progress = progress or (lambda number: None)
+        self._build = build
+        self._ranges: dict[int, _Range] = {}
+        self._tasks: deque[_Task] = deque()
+        self._upload: _Upload | None = None
+        self._download: _Download | None = None
+        self._error: int | None = None
+        self._done = 0
+        self._acked = 0
+
+    def handle(self, work: Work | m.Credit, bulk: memoryview | None = None, fd: int | None = None) -> None:
+        """Run one message, or keep it until the download before it has ended.
+
+        Args:
+            bulk: its byte string, in memory that stays as it is until the command has run.
+            fd: the descriptor that came beside a `Load`; it is not needed any more when `handle` returns.
+
+        Raises:
+            ProtocolError: the peer broke the order that the protocol asks for.
+        """
+        match work:
+            case m.Credit():
+                self._outlet.add_credit(work.slots)
+            case m.Abort() if self._download is not None and work.transfer == self._download.transfer:
+                self._end_download()
+            case m.Load():
+                # Its descriptor can't wait, and no command before it can mean this program: only its turn is kept.
+                self._load(work, fd)
+                self._tasks.append(_Task(work, None))
+            case _:
+                self._tasks.append(_Task(work, bulk))
+        self._advance()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the next message may have to wait, so that its bulk has to stay where it is."""
+        return self._download is not None or bool(self._tasks)
+
+    def close(self) -> None:
+        """Free everything that the queue holds."""
+        self._tasks.clear()
+        self._ranges.clear()
+        self._runtime.close()
+
+    # -- order
+
+    def _advance(self) -> None:
+        while True:
+            if self._download is not None and not self._pump():
+                break
+            if not self._tasks:
+                break
+            if self._step(self._tasks[0]):
+                self._tasks.popleft()
+        if self._done > self._acked:
+            self._acked = self._done
+            self._reply(m.Ack(self._queue, self._done), None)
+
+    def _step(self, task: _Task) -> bool:
+        """Work on the first task; whether it is over."""
+        work = task.work
+        match work:
+            case m.Chunk():
+                self._chunk(work, task.bulk or memoryview(b""))
+            case m.Abort():
+                self._abort(work.transfer)
+            case m.Batch():
+                return self._batch(work, task)
+            case m.Launches():
+                self._begin()
+                self._launches(work, task.bulk or memoryview(b""))
+            case m.Program():
+                self._begin()
+                self._program(work, task.bulk or memoryview(b""))
+            case m.Fail():
+                self._begin()
+                if self._error is None:
+                    self._fail(work.number, work.code, work.message, work.details)
+                self._done = work.number
+            case m.Load():
+                self._begin()
+                self._done = work.number
+        return True
+
+    def _begin(self) -> None:
+        """Another command may start: an upload that a failure cut short ends here."""
+        if self._upload is not None:
+            if self._upload.target is not None:
+                raise ProtocolError(f"a command came before upload {self._upload.transfer} was whole")
+            self._upload = None
+
+    def _batch(self, work: m.Batch, task: _Task) -> bool:
+        if task.commands is None:
+            self._begin()
+            task.commands = enumerate(map(c.parse_command, work.commands), work.first)
+        for number, command in task.commands:
+            self._progress(number)
+            if self._error is None:
+                try:
+                    self._run(number, command)
+                except (WsgradError, MemoryError) as error:
+                    self._failed(number, command, error)
+            else:
+                self._skip(number, command)
+            if self._download is not None and not self._pump():
+                return False
+            if self._upload is None:
+                self._done = number
+        return True
+
+    # -- commands
+
+    def _run(self, number: int, command: c.Command) -> None:
+        runtime = self._runtime
+        match command:
+            case c.Launch():
+                seconds = runtime.launch(command.program, command.grid, command.block, command.arguments, number)
+                if command.timed:
+                    self._reply(m.Result(self._queue, number, seconds), None)
+            case c.Read():
+                memory, offset = self._place(command.buffer, command.offset, command.nbytes)
+                self._reply(m.ReadData(self._queue, number), runtime.read(memory, offset, command.nbytes))
+            case c.Write():
+                memory, offset = self._place(command.buffer, command.offset, len(command.data))
+                runtime.write(memory, offset, command.data)
+            case c.Alloc():
+                self._alloc(command.buffer, command.nbytes)
+            case c.View():
+                self._view(command)
+            case c.Free():
+                self._free(command.buffer)
+            case c.Upload():
+                place = self._place(command.buffer, command.offset, command.nbytes)
+                self._upload = _Upload(number, command.transfer, place, command.nbytes) if command.nbytes else None
+            case c.Download():
+                memory, offset = self._place(command.buffer, command.offset, command.nbytes)
+                aborts = (t.work.transfer for t in self._tasks if isinstance(t.work, m.Abort))
+                if command.nbytes and command.transfer not in aborts:
+                    self._download = _Download(number, command.transfer, memory, offset, command.nbytes)
+            case c.Copy():
+                target = self._place(command.target, command.target_offset, command.nbytes)
+                runtime.copy(
+                    *target, *self._place(command.source, command.source_offset, command.nbytes), command.nbytes
+                )
+            case c.Fill():
+                if len(command.pattern) not in (1, 2, 4, 8, 16) or command.nbytes % len(command.pattern):
+                    raise DeviceError(f"a pattern of {len(command.pattern)} bytes can't fill {command.nbytes} bytes")
+                memory, offset = self._place(command.buffer, command.offset, command.nbytes)
+                runtime.fill(memory, offset, command.nbytes, command.pattern)
+            case c.Drop():
+                runtime.drop(command.program)
+            case c.Clear():
+                return
+
+    def _skip(self, number: int, command: c.Command) -> None:
+        """A command behind an error."""
+        match command:
+            case c.Free():
+                self._free(command.buffer)
+            case c.Drop():
+                self._runtime.drop(command.program)
+            case c.Clear() if command.error == self._error:
+                self._error = None
+            case c.Upload() if command.nbytes:
+                self._upload = _Upload(number, command.transfer, None, command.nbytes)
+            case _:
+                return
+
+    def _alloc(self, buffer: int, nbytes: int) -> None:
+        if buffer in self._ranges:
+            raise DeviceError(f"there is a buffer {buffer} already")
+        memory = self._runtime.allocate(nbytes)
+        try:
+            self._runtime.bind(buffer, memory, 0, nbytes)
+        except BaseException:
+            self._runtime.release(memory)
+            raise
+        self._ranges[buffer] = _Range(_Base(memory), 0, nbytes)
+
+    def _view(self, command: c.View) -> None:
+        if command.view in self._ranges:
+            raise DeviceError(f"there is a buffer {command.view} already")
+        memory, offset = self._place(command.buffer, command.offset, command.nbytes)
+        base = self._ranges[command.buffer].base
+        self._runtime.bind(command.view, memory, offset, command.nbytes)
+        self._ranges[command.view] = _Range(base, offset, command.nbytes)
+        base.references += 1
+
+    def _free(self, buffer: int) -> None:
+        held = self._ranges.pop(buffer, None)
+        if held is None:
+            return  # what should have made it was dropped
+        self._runtime.unbind(buffer)
+        held.base.references -= 1
+        if not held.base.references:
+            self._runtime.release(held.base.memory)
+
+    def _place(self, buffer: int, offset: int, nbytes: int) -> tuple[int, int]:
+        """The memory of a range of a buffer or view, checked."""
+        held = self._ranges.get(buffer)
+        if held is None:
+            raise DeviceError(f"there is no buffer {buffer}; it was freed, or an earlier error kept it from being made")
+        if offset + nbytes > held.nbytes:
+            raise DeviceError(f"bytes {offset} to {offset + nbytes} are outside buffer {buffer} of {held.nbytes} bytes")
+        return held.base.memory, held.offset + offset
+
+    # -- programs and packed launches
+
+    def _launches(self, work: m.Launches, words: memoryview) -> None:
+        self._progress(work.first)
+        if self._error is None:
+            try:
+                failure = self._runtime.launch_packed(words, work.first)
+            except MemoryError as error:
+                self._failed(work.first, None, error)
+            else:
+                if failure is not None:
+                    details = {"operation": "launch", **failure.error.details}
+                    if failure.program is not None:
+                        details["program"] = failure.program
+                    self._fail(failure.number, error_code(failure.error), str(failure.error), details)
+        self._done = work.first + work.count - 1
+
+    def _load(self, work: m.Load, fd: int | None) -> None:
+        spec = ProgramSpec(work.name, work.entry, work.signature, _indices(work.writes), work.alias)
+        # A program that can't be mapped fails where it is launched, like one that did not compile.
+        with contextlib.suppress(WsgradError):
+            self._runtime.load(work.program, spec, (fd, work.nbytes) if fd is not None and work.nbytes else None)
+
+    def _program(self, work: m.Program, source: memoryview) -> None:
+        spec = ProgramSpec(work.name, work.entry, work.signature, _indices(work.writes), work.alias)
+        code: tuple[int, int] | None = None
+        message = ""
+        try:
+            if self._build is None:
+                raise DeviceError("this node does not compile programs")
+            code = self._build(work, bytes(source).decode())
+        except (WsgradError, UnicodeDecodeError) as error:
+            message = str(error)
+        try:
+            self._runtime.load(work.program, spec, code)
+        except WsgradError as error:
+            code, message = None, str(error)
+        finally:
+            if code is not None:
+                os.close(code[0])
+        self._reply(m.Compiled(self._queue, work.program, code is not None, message), None)
+        self._done = work.number
+
+    # -- transfers
+
+    def _chunk(self, work: m.Chunk, data: memoryview) -> None:
+        upload = self._upload
+        if upload is None or upload.transfer != work.transfer:
+            # Chunks of a dropped upload may still be on their way.
+            self._reply(m.Credit(self._queue, 1), None)
+            return
+        if work.offset != upload.received or upload.received + data.nbytes > upload.nbytes:
+            raise ProtocolError(
+                f"a chunk of {data.nbytes} bytes at {work.offset} does not continue upload {work.transfer}, "
+                f"which has {upload.received} of {upload.nbytes} bytes"
+            )
+        if upload.target is not None:
+            memory, offset = upload.target
+            self._runtime.write(memory, offset + work.offset, data)
+        upload.received += data.nbytes
+        self._reply(m.Credit(self._queue, 1), None)
+        if upload.received == upload.nbytes:
+            self._end_upload(upload)
+
+    def _end_upload(self, upload: _Upload) -> None:
+        self._upload = None
+        self._done = upload.number
+
+    def _abort(self, transfer: int) -> None:
+        if self._upload is not None and self._upload.transfer == transfer:
+            self._end_upload(self._upload)
+
+    def _pump(self) -> bool:
+        """Send what the credit allows of the current download; whether it is over."""
+        download = self._download
+        assert download is not None
+        while download.sent < download.nbytes:
+            place = self._outlet.place()
+            if place is None:
+                return False
+            nbytes = min(place.nbytes, download.nbytes - download.sent)
+            self._runtime.read_into(download.memory, download.offset + download.sent, place[:nbytes])
+            self._outlet.send(download.transfer, download.sent, nbytes)
+            download.sent += nbytes
+        self._end_download()
+        return True
+
+    def _end_download(self) -> None:
+        assert self._download is not None
+        self._done = self._download.number
+        self._download = None
+
+    # -- errors
+
+    def _failed(self, number: int, command: c.Command | None, error: Exception) -> None:
+        details: dict[str, object] = {}
+        if isinstance(error, WsgradError):
+            details |= error.details
+        else:
+            error = OutOfMemory("the device's process has no memory left for its own work")
+        operation = _OPERATIONS.get(type(command)) if command is not None else None
+        if operation is not None:
+            details["operation"] = operation
+        if isinstance(command, c.Launch):
+            name = self._runtime.program_name(command.program)
+            if name is not None:
+                details["program"] = name
+        self._fail(number, error_code(error), str(error), details)
+        if isinstance(command, c.Upload) and command.nbytes:
+            self._upload = _Upload(number, command.transfer, None, command.nbytes)
+
+    def _fail(self, number: int, code: str, message: str, details: dict[str, object]) -> None:
+        self._error = number
+        self._reply(m.Failed(self._queue, number, code, message, details), None)
+
+
+def _indices(values: list[int] | None) -> tuple[int, ...] | None:
+    return None if values is None else tuple(values)

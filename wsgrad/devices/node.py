@@ -1,0 +1,170 @@
+"""The local node process: one queue on the cpu runtime, over its socket and ring; confined before it runs anything.
+
+One message a packet, as in `docs/protocol.md`. The peer is the server that started this process, so what it sends is
+checked for shape only; a message that breaks the rules ends the process, which the server sees as a lost device.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from wsgrad.devices import confine
+from wsgrad.devices.base import Outlet
+from wsgrad.devices.cpu import CpuRuntime
+from wsgrad.devices.executor import Executor
+from wsgrad.devices.ring import DOWNLOAD_SLOTS, Ring
+from wsgrad.errors import ProtocolError
+from wsgrad.transport import cbor
+from wsgrad.transport import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wsgrad.devices.native import Native
+
+PACKET_BYTES: Final = m.MAX_HEAD + m.MAX_WORDS_BYTES + 64
+EXIT_FAILED: Final = 70
+_OWN_BYTES: Final = 512 << 20
+"""Address space for the process itself on top of a session's memory: threads' stacks, tables, alignment of blocks."""
+
+
+class RingOutlet(Outlet):
+    """Downloads through the ring's second half, its slots in order."""
+
+    def __init__(self, ring: Ring, queue: int, send: _Sender) -> None:
+        self._ring = ring
+        self._queue = queue
+        self._send = send
+        self._credit = len(DOWNLOAD_SLOTS)
+        self._next = 0
+
+    def add_credit(self, slots: int) -> None:
+        self._credit += slots
+        if self._credit > len(DOWNLOAD_SLOTS):
+            raise ProtocolError(f"credit for {self._credit} slots of {len(DOWNLOAD_SLOTS)}")
+
+    def place(self) -> memoryview | None:
+        return self._ring.slot(DOWNLOAD_SLOTS[self._next]) if self._credit else None
+
+    def send(self, transfer: int, offset: int, nbytes: int) -> None:
+        slot = DOWNLOAD_SLOTS[self._next]
+        self._next = (self._next + 1) % len(DOWNLOAD_SLOTS)
+        self._credit -= 1
+        self._send(m.Slot(self._queue, transfer, offset, slot, nbytes), None)
+
+
+class _Sender:
+    """Writes messages to the socket, each as one packet."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+
+    def __call__(self, message: m.Message, bulk: bytes | None) -> None:
+        packet = cbor.encode(m.message_array(message))
+        if bulk is not None:
+            packet += cbor.bytes_head(len(bulk)) + bulk
+        self._socket.send(packet)
+
+
+class Receiver:
+    """Reads messages from a packet socket into memory of its own, with at most one descriptor beside each."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._buffer = bytearray(PACKET_BYTES)
+        self._view = memoryview(self._buffer)
+
+    def receive(self) -> tuple[m.Message, memoryview | None, int | None] | None:
+        """The next message, its bulk (valid until the next call) and its descriptor; None when the peer has left."""
+        nbytes, ancillary, _, _ = self._socket.recvmsg_into([self._view], socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+        if nbytes == 0:
+            return None
+        fd = None
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS and len(data) >= 4:
+                (fd,) = struct.unpack_from("i", data)
+        packet = self._view[:nbytes]
+        try:
+            end = cbor.scan(packet)
+        except cbor.NeedMore as error:
+            raise ProtocolError(f"a packet of {nbytes} bytes holds no whole message") from error
+        head = cbor.decode_scanned(bytes(packet[:end]))
+        if not isinstance(head, list):
+            raise ProtocolError("a message is not an array")
+        message = m.parse_message(head)
+        bulk = None
+        if end < nbytes:
+            read = cbor.read_bytes_head(packet, end)
+            if read is None or read[0] != nbytes - read[1]:
+                raise ProtocolError("a packet's byte string does not end with it")
+            bulk = packet[read[1] :]
+        return message, bulk, fd
+
+
+def serve(sock: socket.socket, ring_fd: int, native: Native, options: Mapping[str, object]) -> NoReturn:
+    """Be a node process until the server closes its end; never returns.
+
+    Args:
+        options: `unconfined` and `threads` as the zygote was told.
+    """
+    try:
+        _serve(sock, ring_fd, native, options)
+        os._exit(0)
+    except BaseException:
+        # Nobody could read a traceback: a confined process has no file to write it to.
+        os._exit(EXIT_FAILED)
+
+
+def _serve(sock: socket.socket, ring_fd: int, native: Native, options: Mapping[str, object]) -> None:
+    receiver = Receiver(sock)
+    first = receiver.receive()
+    if first is None or not isinstance(first[0], m.Attach):
+        return
+    attach = first[0]
+    ring = Ring.attach(ring_fd)
+    native.report_to(ring.progress_address)
+    memory = _whole(attach.options.get("memory"))
+    threads = _whole(attach.options.get("threads")) or _whole(options.get("threads")) or 1
+    required = not options.get("unconfined", False)
+    confine.prepare_node(
+        keep=(sock.fileno(),), memory_bytes=None if memory is None else memory + _OWN_BYTES, required=required
+    )
+    native.start_threads(threads)
+    confine.seal_node(required=required)
+    send = _Sender(sock)
+    runtime = CpuRuntime(native, memory_bytes=memory, threads=threads)
+    executor = Executor(
+        attach.queue,
+        runtime,
+        reply=send,
+        outlet=RingOutlet(ring, attach.queue, send),
+        progress=lambda number: ring.set_progress(number, True),
+    )
+    send(m.Result(attach.queue, 0, runtime.describe()), None)
+    while True:
+        ring.set_progress(0, False)
+        received = receiver.receive()
+        if received is None:
+            return
+        message, bulk, fd = received
+        match message:
+            case m.Slot():
+                bulk = ring.slot(message.slot)[: message.nbytes]
+                executor.handle(m.Chunk(message.queue, message.transfer, message.offset), bulk)
+            case m.Batch() | m.Launches() | m.Load() | m.Abort() | m.Fail() | m.Credit():
+                if bulk is not None and executor.waiting:
+                    bulk = memoryview(bytearray(bulk))
+                executor.handle(message, bulk, fd)
+            case m.Close():
+                return
+            case _:
+                raise ProtocolError(f"{type(message).__name__} is not for a local node")
+        if fd is not None:
+            os.close(fd)
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None

@@ -1,0 +1,93 @@
+"""The memory that a server shares with one local node process: slots for bulk and a page that shows progress.
+
+Nobody is woken through it; messages on the node's socket say when a slot is full or empty. The node runs a stranger's
+machine code, so the server takes nothing in here as checked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import struct
+from typing import Final
+
+SLOT_BYTES: Final = 1 << 20
+SLOTS: Final = 8
+"""The first half carries uploads, the second downloads, each used in order."""
+UPLOAD_SLOTS: Final = range(4)
+DOWNLOAD_SLOTS: Final = range(4, 8)
+_CONTROL: Final = SLOTS * SLOT_BYTES
+_NBYTES: Final = _CONTROL + 4096
+_NUMBER: Final = struct.Struct("<Q")
+_PROGRESS: Final = struct.Struct("<QQQ")
+
+
+class Ring:
+    """One end of the ring; both ends map the same memory.
+
+    Attributes:
+        fd: the memfd, to be sent to the other end; -1 once given away.
+        address: where slot 0 starts in this process.
+        progress_address: where the native loop writes the number of the launch that it runs.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._map = mmap.mmap(fd, _NBYTES)
+        self._view = memoryview(self._map)
+        self._anchor: ctypes.c_char | None = ctypes.c_char.from_buffer(self._map)
+        self.address = ctypes.addressof(self._anchor)
+        self.progress_address = self.address + _CONTROL
+        self._counter = 0
+
+    @classmethod
+    def create(cls) -> Ring:
+        """A new ring; its pages cost memory only once they are used."""
+        fd = os.memfd_create("wsgrad-ring", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, _NBYTES)
+            return cls(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def attach(cls, fd: int) -> Ring:
+        """The ring behind a descriptor that another process sent; the caller keeps the descriptor."""
+        ring = cls(fd)
+        ring.fd = -1
+        return ring
+
+    def slot(self, index: int) -> memoryview:
+        """The writable bytes of one slot."""
+        if not 0 <= index < SLOTS:
+            raise IndexError(f"slot {index} of {SLOTS}")
+        return self._view[index * SLOT_BYTES : (index + 1) * SLOT_BYTES]
+
+    def progress(self) -> tuple[int, bool]:
+        """The number of the command that the node says it runs, and whether it says that it runs one."""
+        number, running, _ = _PROGRESS.unpack_from(self._view, _CONTROL)
+        return number, running != 0
+
+    def set_progress(self, number: int, running: bool) -> None:
+        """Say which command runs now, or that the node waits."""
+        self._counter += 1
+        _PROGRESS.pack_into(self._view, _CONTROL, number, running, self._counter)
+
+    def close_fd(self) -> None:
+        """Close the descriptor once the other end has its own; the mapping stays."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def close(self) -> None:
+        """Unmap the ring. Slots that somebody still holds keep it mapped until they are dropped."""
+        self.close_fd()
+        self._anchor = None
+        try:
+            self._view.release()
+            self._map.close()
+        except BufferError:
+            # A view of a slot is still in use, by a receive under way for instance: it frees the mapping at its end.
+            return
