@@ -65,7 +65,7 @@ def scan(
         data: unsigned bytes.
         start: where the item begins.
         max_items: the most items, counting keys, values and containers.
-        max_depth: the deepest nesting of arrays and maps.
+        max_depth: the deepest nesting of arrays and maps that hold something.
         max_nbytes: the most bytes of the encoded item.
 
     Returns:
@@ -134,7 +134,7 @@ def _scan(
                         raise NeedMore(p + tail)
                 elif major == 4:
                     budget -= n
-                    if budget < 0 or len(outer) >= depth:
+                    if budget < 0 or (n and len(outer) >= depth):
                         raise _too_big(budget)
                     p = after
                     if n:
@@ -143,7 +143,7 @@ def _scan(
                         continue
                 else:
                     budget -= 2 * n
-                    if budget < 0 or len(outer) >= depth:
+                    if budget < 0 or (n and len(outer) >= depth):
                         raise _too_big(budget)
                     p = after
                     rest = tail + left - 1 + sum(outer) - len(outer)
