@@ -53,7 +53,7 @@ def test_any_bytes_give_a_value_or_a_protocol_error(raw):
         value = cbor.decode(raw)
     except ProtocolError:
         return
-    assert cbor.decode(cbor.encode(value)) == value or value != value or b"\x7e" in raw or "nan" in repr(value)
+    assert cbor.decode(cbor.encode(value)) == value or "nan" in repr(value)
 
 
 @pytest.mark.parametrize(
