@@ -1,0 +1,156 @@
+"""The opening of one connection: reads its head, checks it, answers over HTTP or upgrades; sessions come after it.
+
+Whatever a stranger sends here costs only its own connection, and no longer than the handshake's time limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import trio
+
+from wsgrad.errors import LimitExceeded, ProtocolError
+from wsgrad.server import http
+from wsgrad.server.auth import ROUTES, Delays, network_of
+from wsgrad.server.http import MAX_HEAD, BadRequest
+from wsgrad.transport.handshake_trio import accept_websocket, read_http_head
+from wsgrad.transport.messages import SUBPROTOCOL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from wsgrad.server.auth import Gate, Visitor
+    from wsgrad.server.http import Request, Response
+    from wsgrad.server.status import PortCounters
+
+_LINGER_SECONDS = 1.0
+_MAX_DELAYED = 16  # wrong tokens of one address whose answers wait at the same time; more are answered at once
+
+_log = logging.getLogger("wsgrad.server.door")
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A connection whose WebSocket is open.
+
+    Attributes:
+        leftover: what the peer sent right behind its head.
+        address: the peer's, or the one a trusted proxy names; `peer` is the same for logs, with the port if known.
+    """
+
+    stream: trio.abc.Stream
+    leftover: bytes
+    route: str
+    address: str
+    peer: str
+
+
+class Door:
+    """Lets connections of one server in, or tells them why not."""
+
+    def __init__(self, gate: Gate, counters: PortCounters, status: Callable[[], Mapping[str, object]]) -> None:
+        self._gate = gate
+        self._counters = counters
+        self._status = status
+        self._delays = Delays()
+        self._delayed: Counter[str] = Counter()
+        self.draining = False
+
+    async def admit(self, stream: trio.abc.Stream, address: str, peer: str, *, seconds: float) -> Admitted | None:
+        """Read the head and see it through; None where the connection was answered and is over.
+
+        Raises:
+            ConnectionLost: the peer left.
+            TimeoutError: no whole head came in time.
+        """
+        try:
+            head, rest = await read_http_head(stream, limit=MAX_HEAD, timeout=seconds)
+            request = http.parse_head(head)
+        except LimitExceeded:
+            await self._turn_away(stream, peer, "-", http.text(431, f"a request's head may have {MAX_HEAD} bytes"))
+            return None
+        except BadRequest as exc:
+            await self._turn_away(stream, peer, "-", http.text(400, str(exc)))
+            return None
+        visitor = self._gate.visitor(request, address)
+        if visitor.address != address:
+            peer = visitor.address
+        answer = await self._answer(request, visitor, peer)
+        if answer is not None:
+            await send(stream, answer, head_only=request.method == "HEAD")
+            return None
+        try:
+            await accept_websocket(stream, head, subprotocol=SUBPROTOCOL)
+        except ProtocolError as exc:
+            self._note(peer, request.path, str(exc))
+            await linger(stream)
+            return None
+        return Admitted(stream, rest, request.path, visitor.address, peer)
+
+    async def _answer(self, request: Request, visitor: Visitor, peer: str) -> Response | None:
+        """What to say over HTTP. None: the request may become a WebSocket."""
+        rule = ROUTES.get(request.path)
+        if rule is None:
+            return http.text(404, "there is nothing here")
+        if request.method not in ("GET", "HEAD"):
+            return http.text(405, "this route answers GET and HEAD only", ("Allow", "GET, HEAD"))
+        if request.has_body:
+            return http.text(413, "no route here takes a body")
+        if (refusal := self._gate.check(request, rule, visitor)) is not None:
+            self._note(peer, request.path, refusal.why)
+            if refusal.guessed:
+                await self._delay(visitor.address)
+            return refusal.response
+        if rule.websocket:
+            return http.text(503, "the server is stopping", ("Retry-After", "5")) if self.draining else None
+        self._counters.http_requests += 1
+        _log.debug("%s asked for %s", peer, request.path)
+        if request.path == "/healthz":
+            return http.document(503 if self.draining else 200, {"status": "stopping" if self.draining else "ok"})
+        return http.document(200, self._status())
+
+    async def _delay(self, address: str) -> None:
+        self._counters.wrong_tokens += 1
+        key = network_of(address)
+        seconds = self._delays.failed(address, trio.current_time())
+        if self._delayed[key] >= _MAX_DELAYED:
+            return
+        self._delayed[key] += 1
+        try:
+            await trio.sleep(seconds)
+        finally:
+            self._delayed[key] -= 1
+            if not self._delayed[key]:
+                del self._delayed[key]
+
+    async def _turn_away(self, stream: trio.abc.Stream, peer: str, route: str, response: Response) -> None:
+        self._note(peer, route, response.body.decode().strip())
+        await send(stream, response)
+
+    def _note(self, peer: str, route: str, why: str) -> None:
+        self._counters.refused += 1
+        _log.info("refused %s at %s: %s", peer, route, why)
+
+
+async def send(stream: trio.abc.Stream, response: Response, *, head_only: bool = False) -> None:
+    """Answer over HTTP; nothing may be sent on the stream after it."""
+    await stream.send_all(http.encode(response, head_only=head_only))
+    await linger(stream)
+
+
+async def linger(stream: trio.abc.Stream) -> None:
+    """Let the peer read what was sent: a close while its bytes lie unread would reset the connection and the answer."""
+    while isinstance(stream, trio.SSLStream):
+        stream = stream.transport_stream
+    with (
+        trio.move_on_after(_LINGER_SECONDS),
+        contextlib.suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError),
+    ):
+        if isinstance(stream, trio.SocketStream):
+            await stream.send_eof()
+        while await stream.receive_some(MAX_HEAD):
+            pass

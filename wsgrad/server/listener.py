@@ -1,0 +1,224 @@
+"""The server's port: accepts, counts, encrypts, and hands each opened connection to the hub.
+
+Every connection is a task of its own from its first byte, so a slow, silent or lost one costs nobody else anything.
+Heads and tokens are `door`'s business, sessions and nodes the hub's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import ssl
+from collections import Counter
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from wsgrad.errors import ConnectionLost, WsgradError
+from wsgrad.server import http, status
+from wsgrad.server.auth import Gate, network_of, plain_address
+from wsgrad.server.door import Door, send
+from wsgrad.transport.messages import (
+    CHUNK_BYTES,
+    INLINE_BYTES,
+    MAX_HEAD,
+    MAX_WORDS_BYTES,
+    Chunk,
+    Launches,
+    ReadData,
+)
+from wsgrad.transport.trio_driver import TrioConnection, peer_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wsgrad.server.config import Config
+    from wsgrad.server.door import Admitted
+    from wsgrad.server.tokens import Tokens
+
+_TLS_RECORD = 0x16
+
+_log = logging.getLogger("wsgrad.server.listener")
+
+
+class Hub(Protocol):
+    """What the port asks of the server's heart."""
+
+    async def serve_client(self, connection: TrioConnection, peer: str) -> None:
+        """Serve a client's connection until it is over."""
+
+    async def serve_node(self, connection: TrioConnection, peer: str) -> None:
+        """Serve a node's connection until it is over."""
+
+    def status(self) -> dict[str, object]:
+        """Sessions, devices and counters for `/status.json`."""
+
+
+def tls_context(cert: str, key: str) -> ssl.SSLContext:
+    """The server's side of TLS 1.2 and up.
+
+    Raises:
+        OSError: a file can't be read, or holds no certificate or key (`ssl.SSLError`).
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(cert, key or None, password="")  # an encrypted key is an error, not a prompt
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+async def open_listeners(host: str, port: int) -> list[trio.SocketListener]:
+    """Listen on every address of the host, all on one port, which may be one that a server left a moment ago.
+
+    Raises:
+        OSError: the name is unknown, the address is not this machine's, or the port is taken.
+    """
+    listeners = await trio.open_tcp_listeners(port, host=host)
+    if port or len(listeners) == 1:
+        return listeners
+    # Port 0 gave each address a port of its own: take the first one's for all.
+    addresses = [listener.socket.getsockname() for listener in listeners]
+    for listener in listeners[1:]:
+        await listener.aclose()
+    del listeners[1:]
+    for address in addresses[1:]:
+        listeners += await trio.open_tcp_listeners(addresses[0][1], host=address[0])
+    return listeners
+
+
+class Port:
+    """All connections of one server.
+
+    Attributes:
+        counters: what happened so far.
+    """
+
+    def __init__(self, config: Config, tokens: Tokens, hub: Hub, *, tls: ssl.SSLContext | None = None) -> None:
+        self.counters = status.PortCounters()
+        self._config = config
+        self._gate = Gate(config, tokens)
+        self._hub = hub
+        self._tls = tls
+        self._door = Door(self._gate, self.counters, lambda: status.document(config, self.counters, hub.status()))
+        self._connections: Counter[str] = Counter()
+        message = config.max_message_size - MAX_HEAD
+        limits = {Chunk.KIND: CHUNK_BYTES, Launches.KIND: MAX_WORDS_BYTES, ReadData.KIND: INLINE_BYTES}
+        self._max_bulk = lambda kind: limits.get(kind, message)
+
+    async def serve(
+        self,
+        listeners: list[trio.SocketListener],
+        nursery: trio.Nursery,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Accept until cancelled, then close the listeners; the connections are tasks of `nursery` and go on."""
+        await trio.serve_listeners(
+            self._serve_connection,
+            listeners,
+            handler_nursery=nursery,
+            task_status=task_status,  # type: ignore[arg-type]
+        )
+
+    def drain(self) -> None:
+        """Let no more connections become sessions; those still in their handshake are told that the server stops."""
+        self._door.draining = True
+
+    async def _serve_connection(self, stream: trio.SocketStream) -> None:
+        self.counters.accepted += 1
+        self.counters.connections += 1
+        peer = peer_of(stream)
+        try:
+            address = plain_address(stream.socket.getpeername()[0])
+            if self._gate.trusts(address):  # its visitors are counted one by one, once they are known
+                await self._handle(stream, address, peer, by_proxy=True)
+            else:
+                with self._counted(address) as count:
+                    if count <= self._config.max_connections_per_address:
+                        await self._handle(stream, address, peer, by_proxy=False)
+                    else:
+                        await self._turn_away(stream, peer, count)
+        except (OSError, ConnectionLost, TimeoutError, trio.BrokenResourceError, trio.ClosedResourceError) as exc:
+            _log.debug("%s left during its handshake: %s", peer, exc)
+        except WsgradError as exc:
+            _log.info("the connection of %s ended: %s", peer, exc)
+        except Exception:
+            # A bad peer never stops the server: what goes wrong with it, foreseen or not, ends here.
+            _log.exception("the connection of %s ended by an error of this server", peer)
+        finally:
+            self.counters.connections -= 1
+            await trio.aclose_forcefully(stream)
+
+    async def _handle(self, stream: trio.SocketStream, address: str, peer: str, *, by_proxy: bool) -> None:
+        seconds = self._config.handshake_seconds
+        admitted: Admitted | None = None
+        with trio.move_on_after(seconds) as limit:
+            secured = await self._encrypt(stream, peer)
+            if secured is not None:
+                admitted = await self._door.admit(secured, address, peer, seconds=seconds)
+        if limit.cancelled_caught:
+            _log.debug("%s was not done with its handshake after %g s", peer, seconds)
+        elif admitted is not None:
+            await self._serve_admitted(admitted, by_proxy=by_proxy)
+
+    async def _serve_admitted(self, admitted: Admitted, *, by_proxy: bool) -> None:
+        connection = TrioConnection.from_stream(
+            admitted.stream,
+            client=False,
+            max_bulk=self._max_bulk,
+            leftover=admitted.leftover,
+            peer=admitted.peer,
+        )
+        serve = self._hub.serve_client if admitted.route == "/v1/client" else self._hub.serve_node
+        with self._counted(admitted.address) if by_proxy else contextlib.nullcontext(0) as count:
+            if count > self._config.max_connections_per_address:
+                connection.close(1008, _too_many(self._config))
+                await connection.run(lambda received: None)
+                return
+            _log.info("%s connected at %s", admitted.peer, admitted.route)
+            await serve(connection, admitted.peer)
+            _log.debug("%s disconnected", admitted.peer)
+
+    async def _encrypt(self, stream: trio.SocketStream, peer: str) -> trio.abc.Stream | None:
+        first = await stream.socket.recv(1, socket.MSG_PEEK)
+        if not first:
+            return None
+        if self._tls is None:
+            if first[0] != _TLS_RECORD:
+                return stream
+            self._note_refusal(peer, "it speaks TLS, but there is no --tls-cert")
+            return None
+        if first[0] != _TLS_RECORD:
+            self._note_refusal(peer, "it does not speak TLS")
+            await send(stream, http.text(400, "this port speaks TLS: use wss:// or https://"))
+            return None
+        encrypted = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
+        await encrypted.do_handshake()
+        return encrypted
+
+    async def _turn_away(self, stream: trio.SocketStream, peer: str, count: int) -> None:
+        self._note_refusal(peer, _too_many(self._config))
+        # Who opens twice as many does not even get an answer: answers take time too.
+        if self._tls is None and count <= 2 * self._config.max_connections_per_address:
+            await send(stream, http.text(429, _too_many(self._config), ("Retry-After", "5")))
+
+    def _note_refusal(self, peer: str, why: str) -> None:
+        self.counters.refused += 1
+        _log.info("refused %s: %s", peer, why)
+
+    @contextlib.contextmanager
+    def _counted(self, address: str) -> Iterator[int]:
+        key = network_of(address)
+        self._connections[key] += 1
+        try:
+            yield self._connections[key]
+        finally:
+            self._connections[key] -= 1
+            if not self._connections[key]:
+                del self._connections[key]
+
+
+def _too_many(config: Config) -> str:
+    limit = config.max_connections_per_address
+    return f"one address may hold {limit} connections; raise it with --max-connections-per-address"
