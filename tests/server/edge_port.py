@@ -1,5 +1,6 @@
 """What the tests of the server's edge share: a port with an echo behind it, and a plain HTTP client."""
 
+import json
 import secrets
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -63,6 +64,13 @@ class Edge:
         async with stream:
             await stream.send_all("\r\n".join(lines).encode("latin-1"))
             return await read_answer(stream, method)
+
+    async def until_connections(self, count):
+        """Ask for the status, over a connection of its own, until there are only so many others."""
+        while True:
+            answer = await self.ask("/status.json", bearer(TOKENS.client))
+            if json.loads(answer.body)["port"]["connections"] <= count + 1:
+                return
 
 
 async def read_answer(stream, method="GET"):

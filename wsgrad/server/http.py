@@ -76,7 +76,7 @@ def parse_head(head: bytes) -> Request:
         event = connection.next_event()
     except h11.RemoteProtocolError as exc:
         raise BadRequest(f"not an HTTP/1.1 request: {exc}") from exc
-    if not isinstance(event, h11.Request):
+    if not isinstance(event, h11.Request) or event.http_version not in (b"1.1", b"1.0"):
         raise BadRequest("not an HTTP/1.1 request")
     target = event.target.decode("ascii", "replace")
     if not target.startswith("/"):
