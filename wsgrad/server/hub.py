@@ -1,0 +1,308 @@
+"""The server's heart: owns sessions, devices, nodes and the zygote; connections come to it opened and admitted.
+
+A client's connection opens a session or attaches to one, a node's connection joins and offers devices. What a peer does
+wrong ends its own connection and session, never anything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import secrets
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from wsgrad.devices.toolchain import find_compiler
+from wsgrad.errors import ConnectionLost, LimitExceeded, ProtocolError, WsgradError, error_code
+from wsgrad.server.config import version
+from wsgrad.server.cpu import cpu_info
+from wsgrad.server.limits import Limits
+from wsgrad.server.local import LocalPort
+from wsgrad.server.nodes import Device, Registry
+from wsgrad.server.programs import Job, Programs
+from wsgrad.server.remote import RemoteNode
+from wsgrad.server.session import Session
+from wsgrad.server.statistics import Statistics
+from wsgrad.server.zygote import Zygote
+from wsgrad.transport import cbor
+from wsgrad.transport.messages import VERSION, Bye, Hello, Join, Joined, Refused, message_array, parse_message
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Self
+
+    from wsgrad.server.config import Config
+    from wsgrad.server.port import Port
+    from wsgrad.server.queue import Queue
+    from wsgrad.transport.connection import Received
+    from wsgrad.transport.messages import Program
+    from wsgrad.transport.trio_driver import TrioConnection
+
+_log = logging.getLogger(__name__)
+_KEY_NBYTES: Final = 16
+
+
+def start_zygote(config: Config) -> Zygote | None:
+    """Start what local devices need, in the main thread before trio runs; None where the server offers none.
+
+    Raises:
+        DeviceError: there is no compiler; says what to install.
+    """
+    if "cpu" not in config.devices:
+        return None
+    zygote = Zygote(compiler=find_compiler(), unconfined=config.unconfined, threads=config.cpu_threads)
+    zygote.start()
+    return zygote
+
+
+class Hub:
+    """`async with Hub(config, zygote) as hub:` is the life of everything behind the port."""
+
+    def __init__(self, config: Config, zygote: Zygote | None, *, cache_directory: Path | None = None) -> None:
+        self.statistics = Statistics()
+        self._config = config
+        self._limits = Limits.of(config)
+        self._zygote = zygote
+        self._cache_directory = cache_directory
+        self._registry = Registry(self._devices_changed)
+        self._sessions: dict[bytes, Session] = {}
+        self._numbers = itertools.count(1)
+        self._programs: Programs | None = None
+        self._nodes: list[RemoteNode] = []
+        self._nursery: trio.Nursery | None = None
+        self._stack = contextlib.AsyncExitStack()
+        self._draining = False
+
+    async def __aenter__(self) -> Self:
+        async with contextlib.AsyncExitStack() as stack:
+            # Sessions end before the zygote does: it collects their processes.
+            servants = await stack.enter_async_context(trio.open_nursery())
+            stack.callback(servants.cancel_scope.cancel)
+            if self._zygote is not None:
+                self._programs = Programs(
+                    self._zygote, servants, seconds=self._limits.compile_seconds, directory=self._cache_directory
+                )
+                servants.start_soon(self._zygote.run, self._programs.native)
+                await self._offer_cpu(self._zygote)
+            self._nursery = await stack.enter_async_context(trio.open_nursery())
+            stack.callback(self._nursery.cancel_scope.cancel)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        self._draining = True
+        return await self._stack.__aexit__(kind, exc, traceback)
+
+    # -- for the port
+
+    async def serve_client(self, connection: TrioConnection, peer: str) -> None:
+        """Serve a client's connection until it is over; its session may live on."""
+        self.statistics.connections += 1
+        session: Session | None = None
+
+        def handle(received: Received) -> None:
+            nonlocal session
+            if session is not None:
+                session.handle(connection, received)
+                return
+            hello = parse_message(received.head)
+            if not isinstance(hello, Hello):
+                raise ProtocolError(f"a {type(hello).__name__} where Hello comes first")
+            scope.deadline = float("inf")
+            try:
+                session = self._admit(hello, connection, scope, peer)
+            except WsgradError as error:
+                if isinstance(error, ProtocolError):
+                    raise
+                _log.info("refused %s: %s", peer, error)
+                connection.send(cbor.encode(message_array(Refused(error_code(error), str(error)))))
+                connection.close(1008, str(error))
+
+        with trio.move_on_after(self._limits.hello_seconds) as scope:
+            try:
+                closed = await connection.run(handle)
+                _log.debug("%s: closed with %d %s", peer, closed.code, closed.reason)
+            except ProtocolError as error:
+                self.statistics.protocol_errors += 1
+                _log.info("%s broke the protocol: %s", peer, error)
+                if session is not None and session.connection is connection:
+                    session.end(error.close_code, str(error))
+            except Exception:
+                _log.exception("%s: its connection ended by an error of the server", peer)
+                if session is not None and session.connection is connection:
+                    session.end(1011, "internal error")
+        if session is not None:
+            session.detach(connection)
+
+    async def serve_node(self, connection: TrioConnection, peer: str) -> None:
+        """Serve a node's connection until it is over; its devices go with it."""
+        self.statistics.connections += 1
+        node: RemoteNode | None = None
+        reason = "its connection ended"
+
+        def handle(received: Received) -> None:
+            nonlocal node
+            if node is None:
+                join = parse_message(received.head)
+                if not isinstance(join, Join):
+                    raise ProtocolError(f"a {type(join).__name__} where Join comes first")
+                scope.deadline = float("inf")
+                node = self._join(join, connection, peer)
+            elif received.head[0] == Bye.KIND:
+                connection.close(1000, "good-bye")
+            else:
+                node.handle(received)
+
+        with trio.move_on_after(self._limits.hello_seconds) as scope:
+            try:
+                closed = await connection.run(handle)
+                reason = closed.reason or f"close code {closed.code}"
+            except ProtocolError as error:
+                self.statistics.protocol_errors += 1
+                reason = str(error)
+                _log.warning("node %s broke the protocol: %s", peer, error)
+            except Exception:
+                reason = "an error of the server"
+                _log.exception("node %s: its connection ended by an error of the server", peer)
+            finally:
+                if node is not None:
+                    _log.info("node %s leaves: %s", node.name, reason)
+                    self._nodes.remove(node)
+                    node.leave(reason)
+                    self._registry.remove(node.devices)
+
+    @property
+    def devices(self) -> list[dict[str, object]]:
+        """The devices there are now, as clients are told."""
+        return self._registry.describe()
+
+    def status(self) -> dict[str, object]:
+        """Sessions, devices and counters; no key and no token."""
+        return {
+            "devices": self.devices,
+            "sessions": [session.describe() for session in self._sessions.values()],
+            "nodes": [node.name for node in self._nodes],
+            "processes": 0 if self._zygote is None else self._zygote.processes,
+            "compiled": 0 if self._programs is None else self._programs.compiled,
+            "compiled_from_cache": 0 if self._programs is None else self._programs.cached,
+            "statistics": self.statistics.describe(),
+        }
+
+    async def drain(self, seconds: float) -> None:
+        """Open no more sessions, and give running commands so much time; then end every session."""
+        self._draining = True
+        with trio.move_on_after(seconds):
+            # Once in a server's life; idleness has too many causes to tell of each.
+            while any(not session.idle for session in self._sessions.values() if session.connection is not None):  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        sessions = list(self._sessions.values())
+        for session in sessions:
+            session.end(1001, "the server is stopping")
+        with trio.move_on_after(seconds):
+            for session in sessions:
+                await session.freed.wait()
+
+    # -- for sessions
+
+    def device(self, device: str) -> Device | None:
+        """The device of that id."""
+        return self._registry.get(device)
+
+    def compile(self, source: str, message: Program, session: Session) -> Job:
+        """Start to compile a program for a local device."""
+        assert self._programs is not None  # only local devices ask, and they come with it
+        return self._programs.compile(source, message, session)
+
+    def welcome(self) -> dict[str, object]:
+        """What a client is told when it arrives."""
+        return {
+            "server": f"wsgrad {version()}",
+            "name": self._config.name,
+            "devices": self.devices,
+            "limits": self._limits.describe(),
+        }
+
+    def forget(self, session: Session) -> None:
+        """A session has ended."""
+        self._sessions.pop(session.key, None)
+        if self._programs is not None:
+            self._programs.forget_owner(session)
+
+    # -- inside
+
+    def _admit(self, hello: Hello, connection: TrioConnection, scope: trio.CancelScope, peer: str) -> Session:
+        if hello.version != VERSION:
+            raise ConnectionLost(f"this server speaks version {VERSION} of the protocol, not {hello.version}")
+        if hello.key is not None:
+            session = self._sessions.get(hello.key)
+            if session is None:
+                raise ConnectionLost("this server has no such session: it has ended, or the server was started anew")
+            self.statistics.resumes += 1
+            _log.info("%s goes on with session %d", peer, session.number)
+        else:
+            if self._draining:
+                raise ConnectionLost("the server is stopping")
+            if len(self._sessions) >= self._limits.max_sessions:
+                raise LimitExceeded(
+                    f"the server has {self._limits.max_sessions} sessions; raise it with --max-sessions"
+                )
+            session = Session(self, secrets.token_bytes(_KEY_NBYTES), next(self._numbers), self._limits)
+            self._sessions[session.key] = session
+            assert self._nursery is not None
+            self._nursery.start_soon(session.run)
+            self.statistics.sessions += 1
+            _log.info("%s opens session %d (%.80s)", peer, session.number, hello.agent)
+        try:
+            session.attach(connection, hello.received, scope)
+        except ProtocolError as error:
+            session.end(error.close_code, str(error))
+            raise
+        return session
+
+    def _join(self, join: Join, connection: TrioConnection, peer: str) -> RemoteNode:
+        if join.version != VERSION:
+            raise ProtocolError(f"this server speaks version {VERSION} of the protocol, not {join.version}")
+        name, secret = self._registry.join(join.name, join.secret)
+        for old in [node for node in self._nodes if node.name == name]:
+            old.close("it has joined again")
+        node = RemoteNode(connection, name, self._limits)
+        info: dict[str, object] = {"launch_seconds": self._limits.launch_seconds}
+        connection.send(cbor.encode(message_array(Joined(VERSION, name, secret, info))))
+        node.devices = self._registry.add(name, join.devices, node.open)
+        self._nodes.append(node)
+        _log.info("%s joins as node %s with %d devices (%.80s)", peer, name, len(node.devices), join.agent)
+        return node
+
+    async def _offer_cpu(self, zygote: Zygote) -> None:
+        await zygote.settled.wait()
+        name, _ = self._registry.join(self._config.name, None)
+        info = cpu_info(
+            zygote.compiler,
+            threads=self._config.cpu_threads,
+            memory=self._limits.max_session_memory,
+            confined=not self._config.unconfined,
+        )
+        count = self._config.devices.count("cpu")
+
+        def open_port(queue: Queue, index: int) -> Port:
+            session = queue.session
+            return LocalPort(
+                queue,
+                zygote,
+                self._limits,
+                index=index,
+                session=session.number,
+                threads=self._config.cpu_threads,
+                start=session.start,
+            )
+
+        self._registry.add(name, [dict(info) for _ in range(count)], open_port)
+
+    def _devices_changed(self) -> None:
+        for session in self._sessions.values():
+            session.tell_devices(self.devices)

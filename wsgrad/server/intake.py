@@ -1,0 +1,138 @@
+"""The rules a client keeps on one queue: numbers without gaps, uploads whole, chunks with credit, a bounded backlog.
+
+Pure bookkeeping of what came; what the commands mean and where they go is the queue's business.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from wsgrad.errors import ProtocolError
+from wsgrad.server.submission import SLICE, slices
+from wsgrad.transport.messages import CHUNK_BYTES, SLOTS, Abort, Batch, Chunk, Launches, Program, Reopen
+
+if TYPE_CHECKING:
+    from wsgrad.server.submission import Incoming
+
+MAX_HELD: Final = 32 << 20
+"""Bytes of commands, with what keeping them costs, that a queue holds at most; a client's window is 4 MiB."""
+_KEEPING_NBYTES: Final = 32
+
+Submitted: TypeAlias = Batch | Launches | Program | Chunk | Abort | Reopen
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A message of the client that was not looked into yet; a part of a long batch has no `raw`."""
+
+    message: Submitted
+    raw: bytes | None
+    bulk: memoryview
+    nbytes: int
+
+    @property
+    def cost(self) -> int:
+        """How much work it is, in commands."""
+        return len(self.message.commands) if type(self.message) is Batch else SLICE // 4
+
+
+class Intake:
+    """What came on one queue.
+
+    Attributes:
+        next: the number that the next command must have.
+        credit: chunks that the client may still send.
+        upload: the upload whose chunks come now.
+        held: bytes of commands that are not acknowledged.
+        waiting: messages that wait for their turn, for a moment or for a reopening.
+    """
+
+    def __init__(self, queue: int) -> None:
+        self._queue = queue
+        self.next = 1
+        self.credit = SLOTS
+        self.upload: Incoming | None = None
+        self.held = 0
+        self.waiting: deque[Waiting] = deque()
+
+    def check_chunk(self, nbytes: int) -> None:
+        """Check that a chunk may come.
+
+        Raises:
+            ProtocolError: there is no credit for it, or it has no right size.
+        """
+        if nbytes > CHUNK_BYTES or not nbytes:
+            raise ProtocolError(f"a chunk of {nbytes} bytes", close_code=1009 if nbytes else 1002)
+        if not self.credit:
+            raise ProtocolError(f"a chunk for queue {self._queue} without credit")
+
+    def admit(self, message: Submitted, raw: bytes, bulk: memoryview) -> Waiting | None:
+        """Count a message in. Returns it if it may be worked off now; otherwise it waits in order.
+
+        Raises:
+            ProtocolError: a chunk without credit, or more than a queue may hold.
+        """
+        nbytes = len(raw) + _KEEPING_NBYTES
+        if type(message) is Chunk:
+            self.check_chunk(len(bulk))
+            self.credit -= 1
+        else:
+            nbytes += len(bulk)
+        self.held += nbytes
+        if self.held > MAX_HELD:
+            raise ProtocolError(
+                f"queue {self._queue} holds more than {MAX_HELD} bytes of commands without acknowledgement",
+                close_code=1008,
+            )
+        if type(message) is Batch and len(message.commands) > SLICE:
+            parts = slices(message)
+            self.waiting.extend(Waiting(part, None, bulk, nbytes if part is parts[-1] else 0) for part in parts)
+            return None
+        waiting = Waiting(message, raw, bulk, nbytes)
+        if not self.waiting and type(message) is not Reopen:
+            return waiting
+        self.waiting.append(waiting)
+        return None
+
+    def begin(self, first: int, count: int) -> None:
+        """Check that commands come in order, and not inside an upload."""
+        if first != self.next:
+            raise ProtocolError(f"command {first} of queue {self._queue} where {self.next} comes next")
+        if self.upload is not None:
+            raise ProtocolError(f"a command of queue {self._queue} inside upload {self.upload.transfer}")
+        self.next += count
+
+    def expect(self, upload: Incoming | None) -> None:
+        """The chunks of this upload come next, if it has any."""
+        if upload is not None and upload.nbytes:
+            self.upload = upload
+
+    def chunk(self, message: Chunk, nbytes: int) -> Incoming:
+        """Check that a chunk is the next one of the upload under way.
+
+        Raises:
+            ProtocolError: it is not.
+        """
+        upload = self.upload
+        if upload is None:
+            raise ProtocolError(f"a chunk of transfer {message.transfer} where none is under way")
+        expected = min(CHUNK_BYTES, upload.nbytes - upload.offset)
+        if (message.transfer, message.offset, nbytes) != (upload.transfer, upload.offset, expected):
+            raise ProtocolError(
+                f"{nbytes} bytes at {message.offset} of transfer {message.transfer} where "
+                f"{expected} at {upload.offset} of transfer {upload.transfer} come next"
+            )
+        upload.offset += nbytes
+        if upload.offset == upload.nbytes:
+            self.upload = None
+        return upload
+
+    def owed(self) -> int:
+        """Credit to give back when a node is gone with the chunks it had: all but that of chunks that wait here."""
+        return SLOTS - self.credit - sum(type(waiting.message) is Chunk for waiting in self.waiting)
+
+    def forget(self) -> None:
+        """The node is gone: nothing is held but what waits here."""
+        self.held = sum(waiting.nbytes for waiting in self.waiting)

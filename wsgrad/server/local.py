@@ -1,0 +1,308 @@
+"""One queue's local node process: its socket, its ring, its end; the process runs strangers' code and is not believed.
+
+Messages go out without waiting, what the socket does not take is written by a task. The node process ends with its
+port, whatever happens, and its exit status becomes the reason that the client is told.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections import deque
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import trio
+
+from wsgrad.devices import elf
+from wsgrad.devices.ring import DOWNLOAD_SLOTS, UPLOAD_SLOTS, Ring
+from wsgrad.errors import DeviceLost, ProtocolError
+from wsgrad.server.outstanding import InvalidReply
+from wsgrad.server.port import Loss, Owner, Port
+from wsgrad.server.watchdog import Watchdog
+from wsgrad.transport import cbor
+from wsgrad.transport.messages import INLINE_BYTES, Load, ReadData, Slot, message_array
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from wsgrad.server.limits import Limits
+    from wsgrad.server.programs import Job
+    from wsgrad.server.zygote import NodeProcess, Zygote
+    from wsgrad.transport.messages import Program
+
+_PACKET_NBYTES: Final = (1 << 17) + 64
+_PACKETS: Final = 8
+"""Packets of one node that are worked off before others get a turn."""
+_END_SECONDS: Final = 2.0
+_OPEN_SECONDS: Final = 30.0
+_WHAT: Final = {
+    signal.SIGSEGV: "address error",
+    signal.SIGBUS: "address error",
+    signal.SIGFPE: "arithmetic error",
+    signal.SIGILL: "illegal instruction",
+    signal.SIGTRAP: "trap",
+    signal.SIGABRT: "aborted",
+    signal.SIGSYS: "a system call that programs may not make",
+    signal.SIGKILL: "killed by the system, perhaps for lack of memory",
+    signal.SIGXCPU: "processor time used up",
+}
+
+_Packet: TypeAlias = tuple[list[bytes | memoryview], int]
+
+
+def describe_status(status: int | None) -> str:
+    """A wait status in words for the client."""
+    if status is None:
+        return "its process ended"
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            name = signal.Signals(number)
+        except ValueError:
+            return f"signal {number}"
+        return f"{name.name} ({_WHAT[name]})" if name in _WHAT else name.name
+    return f"its process left with status {os.WEXITSTATUS(status)}"
+
+
+class LocalPort(Port):
+    """A queue's node process on this machine. `start` runs a task of the queue's session."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        zygote: Zygote,
+        limits: Limits,
+        *,
+        index: int,
+        session: int,
+        threads: int,
+        start: Callable[[Callable[[], Awaitable[None]]], None],
+    ) -> None:
+        super().__init__(owner, owner.number)
+        self._zygote = zygote
+        self._index = index
+        self._session = session
+        self._options: dict[str, object] = {
+            "memory": limits.max_session_memory,
+            "launch_seconds": limits.launch_seconds,
+            "threads": threads,
+        }
+        self._watchdog = Watchdog(limits.launch_seconds)
+        self._ring = Ring.create()
+        self._taken = 0
+        self._downloaded = 0
+        self._socket, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        self._backlog: deque[_Packet] = deque()
+        self._writable = trio.Event()
+        self._process: NodeProcess | None = None
+        self._loss: Loss | None = None
+        self._life = trio.CancelScope()
+        start(self._run)
+
+    @property
+    def full(self) -> bool:
+        return bool(self._backlog)
+
+    @property
+    def compiles(self) -> bool:
+        return False
+
+    def next_slot(self) -> memoryview | None:
+        return self._ring.slot(UPLOAD_SLOTS[self._taken % len(UPLOAD_SLOTS)])
+
+    def send_program(self, message: Program, source: memoryview, job: Job | None) -> None:
+        assert job is not None
+        binary = job.binary
+        load = Load(
+            self.number,
+            message.number,
+            message.program,
+            message.name or message.entry,
+            message.entry,
+            message.signature,
+            message.writes,
+            message.alias,
+            0 if binary is None else len(binary),
+        )
+        # A descriptor for each node: one node could write to what another is going to run.
+        fd = -1 if binary is None else elf.memfd(binary)
+        self._write([cbor.encode(message_array(load))], fd)
+
+    def download_slot(self, message: Slot) -> memoryview:
+        expected = DOWNLOAD_SLOTS[self._downloaded % len(DOWNLOAD_SLOTS)]
+        if message.slot != expected:
+            raise InvalidReply(f"slot {message.slot} where {expected} comes next")
+        self._downloaded += 1
+        slot = self._ring.slot(expected)
+        if message.nbytes > len(slot):
+            raise InvalidReply(f"{message.nbytes} bytes in a slot of {len(slot)}")
+        return slot[: message.nbytes]
+
+    # -- Port
+
+    def _take(self, bulk: memoryview, *, in_place: bool) -> int:
+        slot = UPLOAD_SLOTS[self._taken % len(UPLOAD_SLOTS)]
+        if not in_place:
+            self._ring.slot(slot)[: len(bulk)] = bulk
+        self._taken += 1
+        return slot
+
+    def _send_slot(self, transfer: int, offset: int, slot: int, bulk: memoryview) -> None:
+        message = Slot(self.number, transfer, offset, slot, len(bulk))
+        self._write([cbor.encode(message_array(message))])
+
+    def _send(self, head: bytes, bulk: memoryview | None) -> None:
+        self._write([head] if bulk is None else [head, cbor.bytes_head(len(bulk)), bulk])
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+        self._life.cancel()
+
+    # -- writing
+
+    def _write(self, parts: list[bytes | memoryview], fd: int = -1) -> None:
+        """Write one packet now or, behind others, later; owns the descriptor."""
+        if self._backlog or not self._write_now(parts, fd):
+            self._backlog.append((parts, fd))
+            self._writable.set()
+
+    def _write_now(self, parts: list[bytes | memoryview], fd: int) -> bool:
+        try:
+            if fd < 0:
+                self._socket.sendmsg(parts)
+            else:
+                socket.send_fds(self._socket, parts, [fd])
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # the node is gone; the reader sees it too and says why
+        if fd >= 0:
+            os.close(fd)
+        return True
+
+    async def _write_backlog(self) -> None:
+        while True:
+            await self._writable.wait()
+            self._writable = trio.Event()
+            while self._backlog:
+                await trio.lowlevel.wait_writable(self._socket)
+                while self._backlog and self._write_now(*self._backlog[0]):
+                    self._backlog.popleft()
+            self.owner.later()
+
+    # -- the life of the process
+
+    async def _run(self) -> None:
+        with self._life:
+            try:
+                await self._live()
+            finally:
+                await self._clean_up()
+        if not self.closed:
+            self.owner.lost(self, self._loss or Loss(describe_status(None)))
+
+    async def _live(self) -> None:
+        try:
+            with self._theirs:
+                self._process = await self._zygote.spawn(self._theirs, self._ring.fd, {})
+        except DeviceLost as error:
+            self._loss = Loss(str(error))
+            return
+        self._ring.close_fd()
+        self.attach(self._session, self._index, self._options)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._write_backlog)
+            nursery.start_soon(self._watch)
+            try:
+                await self._read()
+            except InvalidReply as error:
+                self._loss = Loss(f"its node sent an invalid reply: {error}", self._ring.progress()[0])
+                self._process.kill()
+            nursery.cancel_scope.cancel()
+        if self._loss is None:
+            # Closing its socket is the last that a process does, so its status is not far.
+            with trio.move_on_after(_END_SECONDS):
+                await self._process.ended.wait()
+            self._loss = Loss(describe_status(self._process.status), self._ring.progress()[0])
+
+    async def _clean_up(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            with trio.move_on_after(_END_SECONDS, shield=True):
+                await self._process.ended.wait()
+        self._socket.close()
+        self._theirs.close()
+        for _, fd in self._backlog:
+            if fd >= 0:
+                os.close(fd)
+        self._backlog.clear()
+        self._ring.close()
+
+    async def _read(self) -> None:
+        sock = self._socket
+        buffer = memoryview(bytearray(_PACKET_NBYTES))
+        while True:
+            await trio.lowlevel.wait_readable(sock)
+            for _ in range(_PACKETS):
+                try:
+                    nbytes = sock.recv_into(buffer)
+                except BlockingIOError:
+                    break
+                except OSError:
+                    return
+                if not nbytes:
+                    return
+                self._packet(buffer[:nbytes])
+                if self.closed:
+                    return
+
+    def _packet(self, packet: memoryview) -> None:
+        try:
+            end = cbor.scan(packet)
+            raw = bytes(packet[:end])
+            array = cbor.decode_scanned(raw)
+            bulk = None
+            if isinstance(array, list) and array and array[0] == ReadData.KIND:
+                head = cbor.read_bytes_head(packet, end)
+                if head is None or head[0] != len(packet) - head[1] or head[0] > INLINE_BYTES:
+                    raise InvalidReply("a read whose bytes don't fit their packet")
+                bulk = memoryview(bytes(packet[head[1] :]))
+            elif end != len(packet):
+                raise InvalidReply("something behind a message")
+        except cbor.NeedMore:
+            raise InvalidReply("a message that is cut off") from None
+        except ProtocolError as exc:
+            raise InvalidReply(str(exc)) from exc
+        if not isinstance(array, list):
+            raise InvalidReply("a message that is no array")
+        self.owner.reply(self, array, raw, bulk)
+
+    async def _watch(self) -> None:
+        """End the process when one command has run for too long, or when it does not become ready."""
+        opened_by = trio.current_time() + _OPEN_SECONDS
+        while True:
+            await trio.sleep(self._watchdog.interval)
+            number, running = self._ring.progress()
+            acked, sent = self.owner.span()
+            expired = self._watchdog.look(
+                trio.current_time(),
+                acked=acked,
+                sent=sent,
+                number=number,
+                running=running,
+                may_idle=self.owner.may_idle(),
+            )
+            process = self._process
+            assert process is not None
+            if expired:
+                cause = f"ran longer than the limit of {self._watchdog.limit:g} s (--launch-seconds)"
+                self._loss = Loss(cause, number, timed_out=True)
+                process.kill()
+                return
+            if self.owner.opening and trio.current_time() > opened_by:
+                self._loss = Loss(f"its node was not ready after {_OPEN_SECONDS:g} s")
+                process.kill()
+                return

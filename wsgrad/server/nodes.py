@@ -1,0 +1,187 @@
+"""The devices that a server offers and the names of the nodes behind them; opens nothing by itself.
+
+A node's wanted name is reduced to letters, digits and dashes and made unique; with the secret from its first joining it
+gets the same name again, so its devices keep their ids. Secrets are kept as digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from wsgrad.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wsgrad.server.port import Port
+    from wsgrad.server.queue import Queue
+
+MAX_NODE_DEVICES: Final = 64
+MAX_NAMES: Final = 4096
+_MAX_NAME: Final = 40
+_KINDS: Final[dict[str, type | tuple[type, ...]]] = {
+    "label": str,
+    "compiler": str,
+    "arch": str,
+    "cpu": str,
+    "threads": int,
+    "memory": int,
+    "alignment": int,
+    "f16": bool,
+    "bf16": bool,
+    "f64": bool,
+    "timestamps": bool,
+    "native_graphs": bool,
+    "software": bool,
+    "confined": bool,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Device:
+    """A device and the way to open it."""
+
+    id: str
+    info: dict[str, object]
+    opener: Callable[[Queue], Port]
+
+    @property
+    def dialects(self) -> frozenset[str]:
+        """The languages that its programs may be written in."""
+        dialects = self.info["dialects"]
+        assert isinstance(dialects, list)
+        return frozenset(dialects)
+
+    def open(self, queue: Queue) -> Port:
+        """A way for a queue to this device.
+
+        Raises:
+            DeviceLost: its node is gone.
+        """
+        return self.opener(queue)
+
+
+@dataclass(slots=True)
+class _Name:
+    digest: bytes
+    present: bool = True
+
+
+@dataclass(slots=True)
+class Registry:
+    """All devices, in the order in which their nodes came; `changed` is called after each change."""
+
+    changed: Callable[[], None] = lambda: None
+    _devices: dict[str, Device] = field(default_factory=dict)
+    _names: dict[str, _Name] = field(default_factory=dict)
+
+    @property
+    def devices(self) -> list[Device]:
+        return list(self._devices.values())
+
+    def describe(self) -> list[dict[str, object]]:
+        """The devices as clients are told."""
+        return [device.info for device in self._devices.values()]
+
+    def get(self, device: str) -> Device | None:
+        """The device of that id, if it is there."""
+        return self._devices.get(device)
+
+    def join(self, wanted: str, secret: str | None) -> tuple[str, str]:
+        """Name a node.
+
+        Args:
+            wanted: the name it would like.
+            secret: what it was given when it joined before; one that nobody knows counts as none.
+
+        Returns:
+            Its name and its secret from now on.
+
+        Raises:
+            ProtocolError: too many names were given out.
+        """
+        if secret is not None:
+            digest = _digest(secret)
+            for name, known in self._names.items():
+                if secrets.compare_digest(known.digest, digest):
+                    known.present = True
+                    return name, secret
+        if len(self._names) >= MAX_NAMES:
+            raise ProtocolError("too many nodes have joined this server", close_code=1008)
+        base = reduce_name(wanted)
+        name = base
+        number = 2
+        while name in self._names:
+            name = f"{base}-{number}"
+            number += 1
+        new = secrets.token_urlsafe(24)
+        self._names[name] = _Name(_digest(new))
+        return name, new
+
+    def add(self, name: str, described: list[dict[str, object]], opener: Callable[[Queue, int], Port]) -> list[Device]:
+        """Offer a node's devices.
+
+        Raises:
+            ProtocolError: a description is malformed.
+        """
+        counts: dict[str, int] = {}
+        devices = []
+        if len(described) > MAX_NODE_DEVICES:
+            raise ProtocolError(f"a node may have {MAX_NODE_DEVICES} devices, not {len(described)}")
+        for index, values in enumerate(described):
+            info = _checked(values)
+            kind = info["kind"]
+            assert isinstance(kind, str)
+            number = counts.get(kind, 0)
+            counts[kind] = number + 1
+            identity = f"{name}/{kind}/{number}"
+            info = {"id": identity, "label": identity, "node": name, "index": number} | info
+            devices.append(Device(identity, info, _Opener(opener, index)))
+        for device in devices:
+            self._devices[device.id] = device
+        self.changed()
+        return devices
+
+    def remove(self, devices: list[Device]) -> None:
+        """These devices are gone, unless their node has come back and offers them anew."""
+        for device in devices:
+            if self._devices.get(device.id) is device:
+                del self._devices[device.id]
+        self.changed()
+
+
+@dataclass(frozen=True, slots=True)
+class _Opener:
+    open: Callable[[Queue, int], Port]
+    index: int
+
+    def __call__(self, queue: Queue) -> Port:
+        return self.open(queue, self.index)
+
+
+def reduce_name(wanted: str) -> str:
+    """A name made of letters, digits and dashes."""
+    name = re.sub(r"[^a-z0-9]+", "-", wanted[:200].lower()).strip("-")[:_MAX_NAME].strip("-")
+    return name or "node"
+
+
+def _checked(values: dict[str, object]) -> dict[str, object]:
+    kind, dialects = values.get("kind"), values.get("dialects")
+    if type(kind) is not str or not re.fullmatch(r"[a-z0-9-]{1,32}", kind):
+        raise ProtocolError(f"a device of kind {kind!r:.60}")
+    if type(dialects) is not list or len(dialects) > 16 or not all(type(d) is str and len(d) <= 32 for d in dialects):
+        raise ProtocolError(f"a device with dialects {dialects!r:.60}")
+    known: dict[str, object] = {"kind": kind, "dialects": dialects}
+    for name, wanted in _KINDS.items():
+        value = values.get(name)
+        if type(value) is wanted and (type(value) is not str or len(value) <= 200):
+            known[name] = value
+    return known
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.blake2b(secret.encode("utf-8", "surrogatepass"), digest_size=32).digest()

@@ -1,0 +1,190 @@
+"""What a queue has given to its node and what the node may still answer; checks replies like a stranger's, does no I/O.
+
+A node runs foreign code, which can forge whatever the node says. Every reply is held against what was asked: a reply
+nobody waits for, of another size, or beyond what was sent raises `InvalidReply`, and the owner ends the node.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from wsgrad.transport.messages import CHUNK_BYTES
+
+if TYPE_CHECKING:
+    from wsgrad.server.tables import Tables
+
+ANSWER_NBYTES: Final = 128
+"""What keeping an answer holds beside its data."""
+
+
+class InvalidReply(Exception):
+    """A node answered what nobody asked; says what."""
+
+
+@dataclass(slots=True)
+class Transfer:
+    """A download: what was asked and how far it came."""
+
+    transfer: int
+    number: int
+    nbytes: int
+    offset: int = 0
+
+
+@dataclass(slots=True)
+class Sent:
+    """One message to a node: the commands it covers and the answers they will have.
+
+    Attributes:
+        first: its first command's number.
+        last: its last command's number.
+        nbytes: what it counts against the queue's limit.
+        head: the encoded array.
+        bulk: its bulk; kept for packed launches, to name the program if one ends the node.
+        reads: number and size of each read.
+        timed: numbers of timed launches.
+        launches: number and program of each launch in a batch.
+        packed: whether `bulk` holds packed launches.
+    """
+
+    first: int
+    last: int
+    nbytes: int
+    head: bytes
+    bulk: memoryview | None = None
+    reads: list[tuple[int, int]] = field(default_factory=list)
+    timed: list[int] = field(default_factory=list)
+    launches: list[tuple[int, int]] = field(default_factory=list)
+    packed: bool = False
+
+    @property
+    def reserved(self) -> int:
+        """Bytes that its answers will hold until the client has seen them."""
+        answers = len(self.reads) + len(self.timed)
+        return answers and answers * ANSWER_NBYTES + sum(nbytes for _, nbytes in self.reads)
+
+
+class Outstanding:
+    """The commands of a queue between their sending to a node and their acknowledgement."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.acked = 0
+        self.downloads: dict[int, Transfer] = {}
+        """Downloads that were accepted and not acknowledged, also those that still wait to be sent."""
+        self._messages: deque[Sent] = deque()
+        self._reads: deque[tuple[int, int]] = deque()
+        self._timed: deque[int] = deque()
+        self._last_failed = -1
+        self._idle_acks = 0
+
+    def restart(self, number: int) -> int:
+        """Forget everything: all up to `number` counts as done. Returns the bytes that answers had reserved."""
+        freed = sum(nbytes + ANSWER_NBYTES for _, nbytes in self._reads) + len(self._timed) * ANSWER_NBYTES
+        for kept in (self._messages, self._reads, self._timed, self.downloads):
+            kept.clear()
+        self.sent = self.acked = number
+        self._last_failed = number
+        return freed
+
+    def add(self, message: Sent) -> None:
+        """Note that a message goes to the node now."""
+        self.sent = message.last
+        self._reads.extend(message.reads)
+        self._timed.extend(message.timed)
+        message.head = b""
+        if not message.packed:
+            message.bulk = None
+        self._messages.append(message)
+
+    def ack(self, number: int) -> tuple[int, int]:
+        """The node has worked off everything up to `number`.
+
+        Returns:
+            Bytes of messages that are done, and bytes reserved for answers that will not come.
+        """
+        if not self.acked <= number <= self.sent:
+            raise InvalidReply(
+                f"an acknowledgement of {number} when {self.sent} were sent and {self.acked} acknowledged"
+            )
+        if number == self.acked:
+            # Harmless, but somebody who only says this keeps the server busy.
+            self._idle_acks += 1
+            if self._idle_acks > 1000:
+                raise InvalidReply("acknowledgements of nothing new")
+            return 0, 0
+        self._idle_acks = 0
+        self.acked = number
+        done = freed = 0
+        while self._messages and self._messages[0].last <= number:
+            done += self._messages.popleft().nbytes
+        while self._reads and self._reads[0][0] <= number:
+            freed += self._reads.popleft()[1] + ANSWER_NBYTES
+        while self._timed and self._timed[0] <= number:
+            self._timed.popleft()
+            freed += ANSWER_NBYTES
+        for transfer in [t for t, download in self.downloads.items() if download.number <= number]:
+            del self.downloads[transfer]
+        return done, freed
+
+    def read(self, number: int, nbytes: int) -> int:
+        """Check the data of a read. Returns bytes reserved for earlier reads, which were dropped and have no answer."""
+        freed = 0
+        while self._reads and self._reads[0][0] < number:
+            freed += self._reads.popleft()[1] + ANSWER_NBYTES
+        if not self._reads or self._reads[0] != (number, nbytes):
+            raise InvalidReply(f"{nbytes} bytes for command {number}, which did not ask for them")
+        self._reads.popleft()
+        return freed
+
+    def result(self, number: int, value: object) -> int:
+        """Check the seconds of a timed launch. Returns bytes reserved for earlier ones without an answer."""
+        freed = 0
+        while self._timed and self._timed[0] < number:
+            self._timed.popleft()
+            freed += ANSWER_NBYTES
+        if not self._timed or self._timed[0] != number:
+            raise InvalidReply(f"a result for command {number}, which did not ask for one")
+        if type(value) is not float and type(value) is not int:
+            raise InvalidReply("a launch's time that is no number")
+        self._timed.popleft()
+        return freed
+
+    def chunk(self, transfer: int, offset: int, nbytes: int) -> None:
+        """Check a chunk of a download: the next one, and of its full size."""
+        download = self.downloads.get(transfer)
+        if download is None or download.number > self.sent:
+            raise InvalidReply(f"a chunk of transfer {transfer}, which is not under way")
+        expected = min(CHUNK_BYTES, download.nbytes - download.offset)
+        if offset != download.offset or nbytes != expected or not nbytes:
+            raise InvalidReply(
+                f"{nbytes} bytes at {offset} of transfer {transfer}, where {expected} at {download.offset} come next"
+            )
+        download.offset += nbytes
+
+    def failed(self, number: int) -> None:
+        """Check that a command may fail: under way, and none after it has failed before."""
+        if not self.acked < number <= self.sent or number <= self._last_failed:
+            raise InvalidReply(f"a failure of command {number}, which is not under way")
+        self._last_failed = number
+
+    def program_of(self, number: int, tables: Tables) -> int | None:
+        """The program that command `number` launches, if it is a launch and not acknowledged."""
+        for message in self._messages:
+            if not message.first <= number <= message.last:
+                continue
+            if not message.packed or message.bulk is None:
+                return next((program for launch, program in message.launches if launch == number), None)
+            words = message.bulk.cast("I")
+            position = 0
+            for _ in range(number - message.first):
+                if position >= len(words):
+                    return None
+                entry = tables.program(words[position])
+                if entry is None:
+                    return None
+                position += entry.words
+            return words[position] if position < len(words) else None
+        return None

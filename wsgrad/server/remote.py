@@ -1,0 +1,202 @@
+"""A node that dialled in: its devices, and the queues of any number of sessions on its one connection.
+
+Every queue has a number of its own on this link, so a node tells sessions apart by it. Nothing is sent again here: when
+the connection ends, its devices are lost. What the node says is checked like a stranger's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from wsgrad.errors import DeviceLost, ProtocolError
+from wsgrad.server.outstanding import InvalidReply
+from wsgrad.server.port import Loss, Port
+from wsgrad.transport import cbor
+from wsgrad.transport.link import Link, Outgoing
+from wsgrad.transport.messages import CHUNK_BYTES, SLOTS, Chunk, message_array
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wsgrad.server.limits import Limits
+    from wsgrad.server.nodes import Device
+    from wsgrad.server.programs import Job
+    from wsgrad.server.queue import Queue
+    from wsgrad.transport.connection import Received
+    from wsgrad.transport.messages import Program
+    from wsgrad.transport.trio_driver import TrioConnection
+
+_log = logging.getLogger(__name__)
+_FULL_NBYTES: Final = 1 << 18
+"""With so much unsent, queues hold what can wait."""
+_OPEN_SECONDS: Final = 30.0
+_MAX_QUEUES: Final = 1024
+
+
+class _NodeLink(Link):
+    """Messages to a node, none of them kept; says when there is room again."""
+
+    def __init__(self, drained: Callable[[], None]) -> None:
+        super().__init__()
+        self._drained = drained
+
+    @property
+    def full(self) -> bool:
+        return self.unsent_bytes > _FULL_NBYTES
+
+    def pop(self) -> Outgoing | None:
+        was_full = self.full
+        outgoing = super().pop()
+        if was_full and not self.full:
+            self._drained()
+        return outgoing
+
+
+class RemoteNode:
+    """One connection of a node.
+
+    Attributes:
+        name: its name in device ids.
+        devices: what it offers; set by whoever registers them.
+    """
+
+    def __init__(self, connection: TrioConnection, name: str, limits: Limits) -> None:
+        self.name = name
+        self.devices: list[Device] = []
+        self._connection = connection
+        self._limits = limits
+        self._link = _NodeLink(self._drained)
+        self._numbers = itertools.count(1)
+        self._last = 0
+        self._ports: dict[int, RemotePort] = {}
+        self._left = False
+        connection.link = self._link
+        connection.destination = self._destination
+
+    @property
+    def full(self) -> bool:
+        """Whether the node takes messages more slowly than they come."""
+        return self._link.full
+
+    def open(self, queue: Queue, index: int) -> Port:
+        """A way for a queue to the node's device of that index.
+
+        Raises:
+            DeviceLost: the node has left, or has as many queues as it may.
+        """
+        if self._left:
+            raise DeviceLost(f"node {self.name!r} has left")
+        if len(self._ports) >= _MAX_QUEUES:
+            raise DeviceLost(f"node {self.name!r} has {_MAX_QUEUES} queues open already")
+        self._last = next(self._numbers)
+        port = self._ports[self._last] = RemotePort(queue, self._last, self)
+        options: dict[str, object] = {
+            "memory": self._limits.max_session_memory,
+            "launch_seconds": self._limits.launch_seconds,
+        }
+        port.attach(queue.session.number, index, options)
+        queue.session.start(port.wait_open)
+        return port
+
+    def handle(self, received: Received) -> None:
+        """Work off one message of the node.
+
+        Raises:
+            ProtocolError: it answers nothing that was asked; the node is not worth keeping.
+        """
+        port = self._port(received.head)
+        if port is None:
+            return
+        try:
+            port.owner.reply(port, received.head, received.raw, received.bulk)
+        except InvalidReply as exc:
+            raise ProtocolError(f"an invalid reply: {exc}", close_code=1008) from exc
+
+    def leave(self, reason: str) -> None:
+        """The connection is over: every queue on the node's devices is lost. Idempotent."""
+        self._left = True
+        self._connection.link = None
+        for port in list(self._ports.values()):
+            port.owner.lost(port, Loss(f"node {self.name!r} left ({reason})"))
+        self._ports.clear()
+
+    def close(self, reason: str) -> None:
+        """End the connection; whoever serves it makes the node leave."""
+        self._left = True
+        self._connection.close(1008, reason)
+
+    def send(self, head: bytes, bulk: memoryview | None) -> None:
+        """Send a message, behind others if the node is slow."""
+        self._link.push(head, bulk, numbered=False)
+        self._connection.wake()
+
+    def forget(self, number: int) -> None:
+        """A queue is closed; replies to it that are still under way are thrown away."""
+        self._ports.pop(number, None)
+
+    def _port(self, head: list[object]) -> RemotePort | None:
+        number = head[1] if len(head) > 1 else None
+        if type(number) is not int or not 0 < number <= self._last:
+            raise ProtocolError(f"a message of kind {head[0]!r:.20} for a queue that never was")
+        return self._ports.get(number)
+
+    def _destination(self, head: list[object], nbytes: int) -> None:
+        # Before memory is spent on it: a node may have so many chunks under way and no more.
+        port = self._port(head)
+        if head[0] == Chunk.KIND and (nbytes > CHUNK_BYTES or (port is not None and not port.may_download)):
+            raise ProtocolError(f"a chunk of {nbytes} bytes without credit")
+
+    def _drained(self) -> None:
+        # Called from inside the connection's writing, so the queues only ask for a turn here.
+        for port in self._ports.values():
+            port.owner.later()
+
+
+class RemotePort(Port):
+    """A queue on a node that dialled in."""
+
+    def __init__(self, owner: Queue, number: int, node: RemoteNode) -> None:
+        super().__init__(owner, number)
+        self._node = node
+
+    @property
+    def full(self) -> bool:
+        return self._node.full
+
+    @property
+    def compiles(self) -> bool:
+        return True
+
+    @property
+    def may_download(self) -> bool:
+        """Whether the node has credit for another chunk."""
+        return self._downloads < SLOTS
+
+    async def wait_open(self) -> None:
+        """Give the node so much time to say that the queue is ready."""
+        await trio.sleep(_OPEN_SECONDS)
+        if self.owner.opening:
+            self.owner.lost(self, Loss(f"node {self._node.name!r} was not ready after {_OPEN_SECONDS:g} s"))
+
+    def next_slot(self) -> memoryview | None:
+        return None
+
+    def send_program(self, message: Program, source: memoryview, job: Job | None) -> None:
+        self._send(cbor.encode(message_array(replace(message, queue=self.number))), source)
+
+    def _take(self, bulk: memoryview, *, in_place: bool) -> int:
+        return 0
+
+    def _send_slot(self, transfer: int, offset: int, slot: int, bulk: memoryview) -> None:
+        self._send(cbor.encode(message_array(Chunk(self.number, transfer, offset))), bulk)
+
+    def _send(self, head: bytes, bulk: memoryview | None) -> None:
+        self._node.send(head, bulk)
+
+    def _end(self) -> None:
+        self._node.forget(self.number)
