@@ -196,6 +196,14 @@ class Connection:
         self._release()
         return [Closed(1006, "the connection ended without a close frame")]
 
+    def release(self, owner: object) -> None:
+        """Receives nothing more into memory of `owner`, the object that a destination's view was made of.
+
+        What is still to come of the message goes into fresh memory, and so is the whole of it when it is reported.
+        """
+        if owner is not None and self._into.obj is owner:
+            self._bulk = self._into = np.empty(len(self._into), np.uint8).data
+
     @property
     def closed(self) -> bool:
         """Whether nothing more will be received: closed by the peer, broken, or ended."""

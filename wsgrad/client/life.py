@@ -1,0 +1,78 @@
+"""One life of a device in a session, from its opening to its loss: the ids in use, and what is to be freed.
+
+Buffers and programs hold the life they were made in. When the device's process is lost or reopened, that life is over
+for all of them at once, and nothing of it is freed any more: it went with the process.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from wsgrad.errors import LimitExceeded
+
+if TYPE_CHECKING:
+    from wsgrad.client.waits import Failure
+
+
+class Ids:
+    """Small integers from 0 up. One is used again only after the command that freed it was acknowledged."""
+
+    def __init__(self, limit: int, what: str, flag: str) -> None:
+        self._limit = limit
+        self._what = what
+        self._flag = flag
+        self._next = 0
+        self._free: list[int] = []
+        self._freeing: deque[tuple[int, int]] = deque()
+
+    @property
+    def short(self) -> bool:
+        """Whether none is left, but some are on their way back."""
+        return not self._free and self._next >= self._limit and bool(self._freeing)
+
+    def take(self) -> int:
+        """An id that nothing else has.
+
+        Raises:
+            LimitExceeded: all that the server allows are in use.
+        """
+        if self._free:
+            return self._free.pop()
+        if self._next >= self._limit:
+            raise LimitExceeded(
+                f"this device holds {self._limit} {self._what}, the server's limit; free some, or raise it with "
+                f"{self._flag}",
+                details={"limit": self._limit},
+            )
+        self._next += 1
+        return self._next - 1
+
+    def freed(self, identity: int, number: int) -> None:
+        """Command `number` frees this id."""
+        self._freeing.append((number, identity))
+
+    def acknowledged(self, number: int) -> None:
+        """Commands up to `number` have run."""
+        while self._freeing and self._freeing[0][0] <= number:
+            self._free.append(self._freeing.popleft()[1])
+
+
+class Life:
+    """The ids of one life.
+
+    Attributes:
+        dead: what ended it, or None.
+        freed: ids whose last reference went: a buffer's id, or the complement of a program's. Only appended to by
+            finalizers, which may run anywhere, in any thread.
+        buffers: ids of buffers and views.
+        programs: ids of programs.
+    """
+
+    __slots__ = ("__weakref__", "buffers", "dead", "freed", "programs")
+
+    def __init__(self, *, max_buffers: int, max_programs: int) -> None:
+        self.dead: Failure | None = None
+        self.freed: deque[int] = deque()
+        self.buffers = Ids(max_buffers, "buffers and views", "--max-buffers")
+        self.programs = Ids(max_programs, "programs", "--max-programs")

@@ -1,0 +1,344 @@
+"""One device's commands in a session: numbers them in issue order, batches them, and decides who gets which error.
+
+Sans-IO: what it says goes to the session's link through its outbox, what the server says arrives through the `on_*`
+methods. Only `launches.append` and `life.freed.append` may be called without the driver's lock: each is one operation
+that no other thread and no interrupt can cut.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, TypeVar
+
+from wsgrad.client.arrays import MemorySource
+from wsgrad.client.life import Life
+from wsgrad.client.outbox import Outbox, Stream
+from wsgrad.client.pending import Compilation, Incoming, Pending
+from wsgrad.client.waits import Failure, Wait
+from wsgrad.errors import ProtocolError
+from wsgrad.transport.cbor import encode
+from wsgrad.transport.commands import (
+    Clear,
+    Command,
+    Download,
+    Drop,
+    Free,
+    Launch,
+    Read,
+    Upload,
+    Write,
+    command_array,
+)
+from wsgrad.transport.messages import (
+    INLINE_BYTES,
+    MAX_WORDS_BYTES,
+    Batch,
+    Launches,
+    Program,
+    Reopen,
+    message_array,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wsgrad.client.arrays import Sink, Source
+    from wsgrad.transport.link import Link
+
+T = TypeVar("T")
+
+MAX_PACKED = 512
+"""So many launches are collected before they are sent."""
+_MAX_BATCH_NBYTES = 32 << 10
+_U32 = 0xFFFFFFFF
+
+
+class Queue:
+    """Owned by the session.
+
+    Attributes:
+        launches: packed launches that are not numbered yet; appended to without the lock.
+        lines: with `debug`, where the user issued each of `launches`.
+        life: of the device; another one after `reopen`.
+        pending: what callers wait for.
+        outbox: what is to be sent.
+        unraised: an error that no caller has met yet.
+        release: set by the session; told of memory that answers may no longer be received into.
+    """
+
+    def __init__(
+        self, link: Link, number: int, device: str, *, max_buffers: int, max_programs: int, debug: bool = False
+    ) -> None:
+        self.number = number
+        self.device = device
+        self.debug = debug
+        self.launches: list[bytes] = []
+        self.lines: list[str] = []
+        self.life = Life(max_buffers=max_buffers, max_programs=max_programs)
+        self.pending = Pending()
+        self.outbox = Outbox(link, number)
+        self.unraised: Failure | None = None
+        self.release: Callable[[object], None] | None = None
+        self._limits = (max_buffers, max_programs)
+        self._next = 1
+        self._transfers = 0
+        self._batch: list[list[object]] = []
+        self._batch_nbytes = 0
+        self._issued_at: deque[tuple[int, str]] = deque()
+
+    # -- issuing ------------------------------------------------------------------------------------------------------
+
+    @property
+    def dirty(self) -> bool:
+        """Whether something was issued that is in no message yet; frees alone can wait."""
+        return bool(self.launches) or bool(self._batch)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of commands in memory that are not given to the link."""
+        return self.outbox.unsent_bytes + self._batch_nbytes
+
+    def command(self, command: Command, *, nbytes: int = 48, line: str = "") -> int:
+        """Issue a command that takes about `nbytes` bytes in its message; returns its number."""
+        if self.launches:
+            self._take_launches()
+        if self._batch_nbytes + nbytes > _MAX_BATCH_NBYTES:
+            self._close_batch()
+        self._batch.append(command_array(command))
+        self._batch_nbytes += nbytes
+        return self._take_number(line)
+
+    def write(self, buffer: int, data: memoryview, *, line: str = "") -> None:
+        """Issue a write of up to `INLINE_BYTES` bytes, which are copied."""
+        self.command(Write(buffer, 0, bytes(data)), nbytes=48 + len(data), line=line)
+
+    def upload(self, buffer: int, nbytes: int, source: Source, *, line: str = "") -> Wait[None]:
+        """Issue an upload from memory that may change again once the wait is settled."""
+        stream = self._upload(buffer, nbytes, source, 0, line)
+
+        def withdraw() -> None:
+            stream.aborted = True
+            self.outbox.pump()
+
+        return self.pending.until(stream.number, lambda _: None, withdraw=withdraw)
+
+    def upload_copy(self, buffer: int, data: bytes, *, line: str = "") -> None:
+        """Issue an upload of bytes that nobody else changes; nothing to wait for."""
+        self._upload(buffer, len(data), MemorySource(memoryview(data)), len(data), line)
+
+    def read(self, buffer: int, nbytes: int, sink: Sink, finish: Callable[[object], T], *, line: str = "") -> Wait[T]:
+        """Issue a read of a whole buffer or view into `sink`."""
+        if not nbytes:
+            return self.synchronize(finish)
+        small = nbytes <= INLINE_BYTES
+        transfer = self._transfer()
+        number = self.command(Read(buffer, 0, nbytes) if small else Download(transfer, buffer, 0, nbytes), line=line)
+
+        def withdraw() -> None:
+            if small:
+                self.pending.forget_read(number)
+            elif self.pending.forget_download(transfer):
+                self._close_batch()
+                self.outbox.abort(transfer, number)
+                self.outbox.pump()
+            if self.release is not None:
+                self.release(sink.owner)
+
+        wait: Wait[T] = Wait(finish, withdraw=withdraw)
+        incoming = Incoming(number, nbytes, sink, wait)
+        if small:
+            self.pending.read(incoming)
+        else:
+            self.pending.download(transfer, incoming)
+        return wait
+
+    def timed_launch(self, launch: Launch, *, line: str = "") -> Wait[float]:
+        """Issue a timed launch; the result is in seconds."""
+
+        def finish(value: object) -> float:
+            if type(value) is not float or not value >= 0:
+                raise ProtocolError(f"the server answered a timed launch with {value!r:.40} instead of seconds")
+            return value
+
+        number = self.command(launch, nbytes=64 + 9 * len(launch.arguments), line=line)
+        return self.pending.result(number, finish)
+
+    def synchronize(self, finish: Callable[[object], T] | None = None) -> Wait[T]:
+        """Wait for everything issued so far."""
+        if self.launches:
+            self._take_launches()
+        return self.pending.until(self._next - 1, finish)
+
+    def program(
+        self,
+        source: bytes,
+        *,
+        dialect: str,
+        name: str,
+        entry: str,
+        signature: str,
+        writes: list[int] | None,
+        alias: bool,
+        line: str = "",
+    ) -> tuple[int, Compilation]:
+        """Issue a program; returns its id and how far its compilation is."""
+        identity = self.life.programs.take()
+        self._close_all()
+        number = self._take_number(line)
+        message = Program(self.number, number, identity, dialect, name, entry, signature, writes, alias)
+        self.outbox.put(encode(message_array(message)), source, number)
+        return identity, self.pending.compilation(identity)
+
+    def reopen(self) -> Wait[None]:
+        """Give the device a new, empty process. Everything of its life before is over."""
+        self._close_all()
+        number = self._take_number("")
+        reopened = Failure(number, "DeviceLost", "its device was reopened", {"lost": True})
+        self._end_life(reopened)
+        # A launch that another thread is packing right now lands in the old list and goes with it.
+        self.launches = []
+        self.lines = []
+        self.unraised = None
+        self.pending.fail_from(0, reopened)
+        self.outbox.abort_from(0)
+        self.outbox.put(encode(message_array(Reopen(self.number, number))), None, number)
+        self.life = Life(max_buffers=self._limits[0], max_programs=self._limits[1])
+        return self.pending.result(number, lambda _: None)
+
+    def raise_unraised(self) -> None:
+        """Called by every waiting call before it issues anything: an error that nobody was told of is raised now.
+
+        Raises:
+            WsgradError: that error, or what the device was lost by.
+        """
+        failure = self.unraised
+        if failure is not None:
+            self.unraised = None
+            if not failure.lost:
+                self.command(Clear(failure.number))
+            raise failure.error()
+        if self.life.dead is not None:
+            raise self.life.dead.lost_error(f"the device {self.device!r}")
+
+    def flush(self) -> None:
+        """Put everything issued so far, frees included, into messages and send what may be sent."""
+        freed = self.life.freed
+        # Counted before the launches are taken: a launch precedes the free of its arguments.
+        count = len(freed)
+        if self.launches:
+            self._take_launches()
+        for _ in range(count):
+            identity = freed.popleft()
+            if identity >= 0:
+                self.life.buffers.freed(identity, self.command(Free(identity)))
+            else:
+                self.life.programs.freed(~identity, self.command(Drop(~identity)))
+        self._close_batch()
+        self.outbox.pump()
+
+    def _take_number(self, line: str) -> int:
+        number = self._next
+        self._next = number + 1
+        if line:
+            self._issued_at.append((number, line))
+        return number
+
+    def _transfer(self) -> int:
+        self._transfers = (self._transfers + 1) & _U32
+        return self._transfers
+
+    def _upload(self, buffer: int, nbytes: int, source: Source, held: int, line: str) -> Stream:
+        transfer = self._transfer()
+        number = self.command(Upload(transfer, buffer, 0, nbytes), line=line)
+        self._close_batch()
+        stream = Stream(number, transfer, source, nbytes, held)
+        self.outbox.put_stream(stream)
+        return stream
+
+    def _close_all(self) -> None:
+        if self.launches:
+            self._take_launches()
+        self._close_batch()
+
+    def _close_batch(self) -> None:
+        batch = self._batch
+        if batch:
+            head = encode([Batch.KIND, self.number, self._next - len(batch), batch])
+            self.outbox.put(head, None, self._next - 1)
+            self._batch = []
+            self._batch_nbytes = 0
+
+    def _take_launches(self) -> None:
+        self._close_batch()
+        count = len(self.launches)
+        packed = self.launches[:count]
+        del self.launches[:count]
+        if self.debug:
+            self._issued_at.extend(zip(range(self._next, self._next + count), self.lines[:count], strict=False))
+            del self.lines[:count]
+        words = b"".join(packed)
+        if len(words) <= MAX_WORDS_BYTES:
+            self._put_launches(words, count)
+            return
+        start = nbytes = 0
+        for end, launch in enumerate(packed):
+            if nbytes + len(launch) > MAX_WORDS_BYTES:
+                self._put_launches(b"".join(packed[start:end]), end - start)
+                start, nbytes = end, 0
+            nbytes += len(launch)
+        self._put_launches(b"".join(packed[start:]), count - start)
+
+    def _put_launches(self, words: bytes, count: int) -> None:
+        first = self._next
+        self._next = first + count
+        self.outbox.put(encode([Launches.KIND, self.number, first, count]), words, self._next - 1)
+
+    # -- what the server says -----------------------------------------------------------------------------------------
+
+    def on_result(self, number: int, value: object) -> None:
+        """The value of a command; number 0 is the opening."""
+        if number:
+            self.pending.on_result(number, value)
+        else:
+            self.on_ack(0)
+
+    def on_ack(self, number: int) -> None:
+        """All commands up to `number` have run or were dropped."""
+        if number >= self._next:
+            raise ProtocolError(f"command {number} was acknowledged, but only {self._next - 1} were issued")
+        self.outbox.acknowledged(number)
+        self.life.buffers.acknowledged(number)
+        self.life.programs.acknowledged(number)
+        while self._issued_at and self._issued_at[0][0] <= number:
+            self._issued_at.popleft()
+        self.pending.on_ack(number)
+        self.outbox.pump()
+
+    def on_credit(self, slots: int) -> None:
+        """Room for more chunks of uploads."""
+        self.outbox.credit(slots)
+        self.outbox.pump()
+
+    def on_failed(self, failure: Failure) -> None:
+        """A command failed. Callers that wait for it or for a later one get the error, else it is kept for the next."""
+        for number, line in self._issued_at:
+            if number == failure.number:
+                failure = Failure(number, failure.code, f"{failure.message} (issued at {line})", failure.details)
+        if failure.lost or not failure.number:
+            self._end_life(failure)
+        self.outbox.abort_from(failure.number)
+        if not self.pending.fail_from(failure.number, failure):
+            self.unraised = failure
+        elif self.life.dead is None:
+            self.command(Clear(failure.number))
+        self.flush()
+
+    def end(self, failure: Failure) -> None:
+        """The session or the queue is over: everything that waits fails, nothing more is sent."""
+        self._end_life(failure)
+        self.pending.fail_from(-1, failure)
+
+    def _end_life(self, failure: Failure) -> None:
+        if self.life.dead is None:
+            self.life.dead = failure
+        self.pending.fail_compilations(failure)
