@@ -26,11 +26,11 @@ class EchoHub:
     async def serve_client(self, connection, peer):
         self.clients.append(peer)
         self.arrived.set()
-        await connection.run(lambda received: connection.send(received.raw))
+        await connection.run(lambda received: connection.send(received.raw, received.bulk))
 
     async def serve_node(self, connection, peer):
         self.nodes.append(peer)
-        await connection.run(lambda received: connection.send(received.raw))
+        await connection.run(lambda received: connection.send(received.raw, received.bulk))
 
     def status(self):
         return {"sessions": 0, "devices": []}

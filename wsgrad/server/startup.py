@@ -1,0 +1,51 @@
+"""What is decided before a server runs: whether programs can be confined here, what to warn of; it starts nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wsgrad.devices.confine import probe_node_confinement
+from wsgrad.devices.sandbox import probe_compiler_confinement
+from wsgrad.server.options import address_of
+
+if TYPE_CHECKING:
+    from wsgrad.server.config import Config
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the host; names other than localhost count as reachable."""
+    address = address_of(host)
+    return host == "localhost" if address is None else address.is_loopback
+
+
+def settle(config: Config) -> tuple[Config, list[str]]:
+    """Judge by trying what this system can confine; takes some milliseconds and forks.
+
+    Returns:
+        The settings to run with, and warnings for whoever runs the server. Where programs can't be confined, a server
+        on loopback runs them all the same, since only this machine's users reach it; on any other it offers no cpu.
+    """
+    warnings = []
+    if not is_loopback(config.host) and not config.tls:
+        warnings.append(
+            f"{config.host} can be reached from other machines, and without --tls-cert tokens and data cross the "
+            "network in the clear; use TLS, a reverse proxy or a tunnel"
+        )
+    if not config.devices:
+        return config, warnings
+    if config.unconfined:
+        warnings.append("--unconfined: programs of clients run with all the rights of this user")
+        return config, warnings
+    missing = {f"node processes: {what}" for what in probe_node_confinement()}
+    missing |= {f"the compiler: {what}" for what in probe_compiler_confinement()}
+    if not missing:
+        return config, warnings
+    lacks = "; ".join(sorted(missing))
+    if is_loopback(config.host):
+        warnings.append(f"programs of clients can't be confined fully: this system lacks for {lacks}")
+        return replace(config, unconfined=True), warnings
+    warnings.append(
+        f"cpu is not offered, because programs can't be confined: this system lacks for {lacks}; --unconfined"
+    )
+    return replace(config, devices=()), warnings
