@@ -43,7 +43,7 @@ def parse_part(array: object) -> Part:
     Raises:
         ProtocolError: a wrong shape or type, a number out of its range, a wait on what can't have happened.
     """
-    server, devices, buffers, variables, exports, imports = _array(array, 6, "a graph part")
+    server, devices, buffers, variables = _array(array, 4, "a graph part")
     rows = [_integers(row, 3, "a graph's buffer") for row in _list(buffers, "a graph's buffers")]
     known = {number: (index, nbytes) for number, index, nbytes in rows}
     names: list[tuple[str, int, int]] = []
@@ -53,15 +53,8 @@ def parse_part(array: object) -> Part:
             raise ProtocolError(f"a graph's variable {row!r} is no name with two integers in order")
         names.append((name, low, high))
     parsed = tuple(_device(row, known, names) for row in _list(devices, "a graph's devices"))
-    sent = {}
-    for row in _list(exports, "a graph's exports"):
-        number, places = _array(row, 2, "a graph's export")
-        pairs = [_integers(place, 2, "a place") for place in _list(places, "an export's places")]
-        sent[_integer(number, "a step")] = tuple((to, index) for to, index in pairs)
-    rows = [_integers(row, 3, "a graph's import") for row in _list(imports, "a graph's imports")]
-    awaited = {number: (origin, index) for number, origin, index in rows}
-    part = Part(_integer(server, "a server"), parsed, known, tuple(names), sent, awaited)
-    _check_waits(part)
+    part = Part(_integer(server, "a server"), parsed, known, tuple(names))
+    _check_order(part)
     _check_transfers(part)
     return part
 
@@ -82,23 +75,22 @@ def check_values(part: Part, values: Sequence[object]) -> tuple[int, ...]:
     return tuple(checked)
 
 
-def _check_waits(part: Part) -> None:
-    here: set[int] = set()
+def _check_order(part: Part) -> None:
+    numbers = [step.number for device in part.devices for lane in device.lanes for step in lane]
+    indices = [device.index for device in part.devices]
+    if len(set(numbers)) < len(numbers) or len(set(indices)) < len(indices):
+        raise ProtocolError("a graph has a step or a device twice")
     for device in part.devices:
+        here = {step.number for lane in device.lanes for step in lane}
         for lane in device.lanes:
-            for step in lane:
-                if step.number in here:
-                    raise ProtocolError(f"step {step.number} of a graph is there twice")
-                here.add(step.number)
             if any(one.number >= other.number for one, other in itertools.pairwise(lane)):
                 raise ProtocolError("the steps of a graph's queue are not in the order of their numbers")
-    for device in part.devices:
-        for step in device.by_number:
-            for wait in step.waits:
-                if wait >= step.number or (wait not in here and wait not in part.imports):
-                    raise ProtocolError(f"step {step.number} of a graph waits for step {wait}, which is not before it")
-    if not part.exports.keys() <= here or part.imports.keys() & here:
-        raise ProtocolError("a graph exports a step of elsewhere or imports one of its own")
+            for step in lane:
+                for wait in step.waits:
+                    if wait >= step.number or wait not in here:
+                        raise ProtocolError(
+                            f"step {step.number} of a graph waits for step {wait}, which is not before it there"
+                        )
 
 
 def _check_transfers(part: Part) -> None:

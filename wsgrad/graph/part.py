@@ -1,9 +1,10 @@
 """What one server is told of a plan, as frozen values and as the plain arrays that travel; it plans and runs nothing.
 
 Buffers, variables and steps go by their numbers in the graph, so a replay sends only new ids and values. Ranges that
-steps use are listed once for each device, as *slots*. A wait is the number of the step that must be over; a step with a
-larger number never stands before one with a smaller in the same queue, and waits point backwards, so a part can't stall
-by itself. `parse.py` checks all that: a part comes from a peer.
+steps use are listed once for each device, as *slots*. A wait is the number of the step that must be over. It is always
+a step of the same device, because a step touches only its own device's buffers: what orders devices and servers among
+each other are the transfers. Queues run their steps by ascending numbers and waits point backwards, so nothing stalls.
+`parse.py` checks all that: a part comes from a peer.
 """
 
 from __future__ import annotations
@@ -81,14 +82,14 @@ Op: TypeAlias = LaunchOp | CopyOp | FillOp | SendOp | ReceiveOp
 
 @dataclass(frozen=True, slots=True)
 class PartStep:
-    """What a queue runs once the steps named by `waits` are over."""
+    """What a queue runs once the steps named by `waits`, on other queues of its device, are over."""
 
     number: int
     op: Op
     waits: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DevicePart:
     """What one device does.
 
@@ -108,30 +109,25 @@ class DevicePart:
         """All steps as one queue would run them."""
         return sorted((step for lane in self.lanes for step in lane), key=lambda step: step.number)
 
+    @cached_property
+    def signalled(self) -> frozenset[int]:
+        """The steps that another queue of the device waits for."""
+        return frozenset(wait for lane in self.lanes for step in lane for wait in step.waits)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """What one server does.
 
     Attributes:
         buffers: (device index, size in bytes) by number in the graph.
         variables: (name, low, high) in the order of a replay's values.
-        exports: for each step here that another device or server waits for: those (server, device).
-        imports: for each step elsewhere that is waited for here: the (server, device) that runs it.
     """
 
     server: int
     devices: tuple[DevicePart, ...]
     buffers: dict[int, tuple[int, int]]
     variables: tuple[tuple[str, int, int], ...]
-    exports: dict[int, tuple[tuple[int, int], ...]]
-    imports: dict[int, tuple[int, int]]
-
-    @cached_property
-    def signalled(self) -> frozenset[int]:
-        """The steps of this part that must be told when they are over, be it only to another queue of their device."""
-        waits = {wait for device in self.devices for lane in device.lanes for step in lane for wait in step.waits}
-        return frozenset(waits | self.exports.keys()) - self.imports.keys()
 
 
 def part_array(part: Part) -> list[object]:
@@ -149,8 +145,6 @@ def part_array(part: Part) -> list[object]:
         ],
         [[number, index, nbytes] for number, (index, nbytes) in part.buffers.items()],
         [list(variable) for variable in part.variables],
-        [[number, [list(place) for place in places]] for number, places in part.exports.items()],
-        [[number, *place] for number, place in part.imports.items()],
     ]
 
 

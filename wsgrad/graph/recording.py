@@ -78,6 +78,7 @@ class Recording:
         self.variables: dict[str, Var] = {}
         self.touched: set[int] = set()
         self._by_memory: dict[Hashable, Buffer] = {}
+        self._signatures: dict[tuple[Device, int], str] = {}
 
     @property
     def owned(self) -> list[int]:
@@ -100,6 +101,10 @@ class Recording:
         self._by_memory[memory] = made
         self.buffers.append(made)
         return made.number
+
+    def find(self, memory: Hashable) -> Buffer | None:
+        """The buffer that was declared with this memory."""
+        return self._by_memory.get(memory)
 
     def add(self, item: Item) -> int:
         """Check an item and append it.
@@ -136,6 +141,8 @@ class Recording:
                     )
             case _:
                 assert_never(item)
+        if isinstance(item, Launch):
+            self._signatures[item.device, item.program] = item.signature
         for var in variables:
             self.variables.setdefault(var.name, var)
         self.touched.update(range_.buffer for range_, _ in item.accesses)
@@ -186,11 +193,14 @@ class Recording:
         name = item.name or f"program {item.program}"
         if len(item.signature) != len(item.arguments):
             raise LaunchError(f"{name} takes {len(item.signature)} arguments, {len(item.arguments)} were given")
+        signature = self._signatures.get((item.device, item.program), item.signature)
+        if signature != item.signature:
+            raise LaunchError(f"{name} was launched with signature {signature}, now with {item.signature}")
         written: list[Operand] = []
         for place, (letter, argument) in enumerate(zip(item.signature, item.arguments, strict=True)):
             if isinstance(argument, Operand):
                 self._check_home(argument.range, item.device, f"argument {place} of {name}")
-                if argument.access & Access.WRITE and argument.range.nbytes:
+                if argument.access & Access.WRITE:
                     written.append(argument)
             if not _fits(letter, argument):
                 raise LaunchError(f"argument {place} of {name} is {_show(argument)}, which is no {_LETTERS[letter]}")
@@ -206,7 +216,7 @@ class Recording:
             raise LaunchError(f"a grid of {len(item.grid)} sizes for {name}: it has 1 to 3")
         clash = written_twice(written, alias=item.alias)
         if clash is not None:
-            one, other = (self.buffers[number].label for number in clash)
+            one, other = (self.buffers[written[place].range.buffer].label for place in clash)
             raise LaunchError(f"{name} would write overlapping ranges of {one} and {other}; give it ranges apart")
 
     def _check_variable(self, size: Affine, variables: list[Var]) -> None:
@@ -234,12 +244,13 @@ _LETTERS: Final = {
 
 
 def written_twice(written: list[Operand], *, alias: bool) -> tuple[int, int] | None:
-    """The buffers of two written arguments that overlap in a way no launch allows."""
+    """The places of two written arguments that overlap in a way no launch allows."""
     for place, one in enumerate(written):
-        for other in written[:place]:
+        for at, other in enumerate(written[:place]):
             a, b = one.range, other.range
-            if a.buffer == b.buffer and a.offset < b.end and b.offset < a.end and not (alias and a == b):
-                return b.buffer, a.buffer
+            shared = a.nbytes and b.nbytes and a.offset < b.end and b.offset < a.end
+            if a.buffer == b.buffer and shared and not (alias and a == b):
+                return at, place
     return None
 
 

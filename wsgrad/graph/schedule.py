@@ -4,7 +4,7 @@ A device has a queue for what it computes (launches, fills, copies inside it) an
 transfers, so that it sends, receives and computes at once. A transfer is two steps: a send on the source's device,
 which waits for what the source needs, and a receive on the target's, which waits for what the target needs. A queue
 runs its steps one after another in the order of their numbers, and a step waits only for steps with smaller numbers, so
-nothing can stall.
+nothing can stall. Only queues of the same device ever wait for each other: between devices, transfers are the order.
 
 What is certain to be over when a step starts is kept as a clock: for each queue, how many of its steps. A wait whose
 step the clock already holds, through other waits or the order of queues, is not placed.
