@@ -47,16 +47,20 @@ class _Linear:
         raise NotImplementedError
 
     def __add__(self, other: int) -> Affine:
+        if not isinstance(other, int):
+            return NotImplemented
         var, scale, offset = self._terms()
         return Affine(var, scale, offset + other)
 
     def __sub__(self, other: int) -> Affine:
-        return self + -other
+        return self + -other if isinstance(other, int) else NotImplemented
 
     def __rsub__(self, other: int) -> Affine:
-        return self * -1 + other
+        return self * -1 + other if isinstance(other, int) else NotImplemented
 
     def __mul__(self, other: int) -> Affine:
+        if not isinstance(other, int):
+            return NotImplemented
         var, scale, offset = self._terms()
         return Affine(var, scale * other, offset * other)
 
