@@ -97,6 +97,7 @@ def test_a_session_at_debug_is_told_of_and_no_secret_of_it(form, tmp_path):
         assert secret not in log
     assert "connected at /v1/client" in log
     assert "wrong token" in log
+    assert "it sent 1 Hello, 1 Open, 1 Bye" in log
     lines = log.splitlines()
     assert len(lines) >= 5
     if form == "json":

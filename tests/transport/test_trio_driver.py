@@ -15,7 +15,7 @@ from wsgrad.errors import ProtocolError
 from wsgrad.transport.cbor import encode
 from wsgrad.transport.frames import Closed
 from wsgrad.transport.link import Link
-from wsgrad.transport.messages import BULK_KINDS, Chunk, Credit, Seen, message_array
+from wsgrad.transport.messages import Chunk, Credit, Seen, message_array
 from wsgrad.transport.trio_driver import DEAD_SECONDS, TrioConnection
 
 MIB = 1 << 20
@@ -363,5 +363,23 @@ async def test_cancelling_closes_the_stream():
     await client_stream.aclose()
 
 
-def test_bulk_kinds_are_those_of_the_schema():
-    assert Chunk.KIND in BULK_KINDS
+async def test_answers_to_messages_that_came_together_leave_together_and_all():
+    raw, server_stream = await tcp_pair()
+    connection = TrioConnection.from_stream(server_stream, client=False, max_bulk=MIB)
+    link = connection.link = Link()
+    connection.kinds = {}
+
+    def answer(received):
+        link.push(numbered(received.head[1]))
+        connection.wake()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(connection.run, answer)
+        await raw.send_all(b"".join(b"\x82\x83\0\0\0\0" + encode([7, number]) for number in range(20)))
+        wanted = b"".join(bytes([0x82, len(numbered(number))]) + numbered(number) for number in range(20))
+        received = b""
+        while len(received) < len(wanted):
+            received += await raw.receive_some()
+        assert received == wanted
+        assert connection.kinds == {7: 20}
+        await raw.aclose()

@@ -11,7 +11,7 @@ import logging
 import socket
 import ssl
 from collections import Counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, get_args
 
 import trio
 
@@ -26,6 +26,7 @@ from wsgrad.transport.messages import (
     MAX_WORDS_BYTES,
     Chunk,
     Launches,
+    Message,
     ReadData,
 )
 from wsgrad.transport.trio_driver import TrioConnection, peer_of
@@ -177,8 +178,9 @@ class Port:
                 await connection.run(lambda received: None)
                 return
             _log.info("%s connected at %s", admitted.peer, admitted.route)
+            connection.kinds = {} if _log.isEnabledFor(logging.DEBUG) else None
             await serve(connection, admitted.peer)
-            _log.debug("%s disconnected", admitted.peer)
+            _log.debug("%s disconnected; it sent %s", admitted.peer, _summary(connection.kinds))
 
     async def _encrypt(self, stream: trio.SocketStream, peer: str) -> trio.abc.Stream | None:
         first = await stream.socket.recv(1, socket.MSG_PEEK)
@@ -217,6 +219,11 @@ class Port:
             self._connections[key] -= 1
             if not self._connections[key]:
                 del self._connections[key]
+
+
+def _summary(kinds: dict[int, int] | None) -> str:
+    names = {message.KIND: message.__name__ for message in get_args(Message)}
+    return ", ".join(f"{count} {names.get(kind, kind)}" for kind, count in (kinds or {}).items()) or "nothing"
 
 
 def _too_many(config: Config) -> str:

@@ -59,6 +59,7 @@ class TrioConnection:
         link: where numbered messages come from; set by the owner when a session attaches, None before and after.
         destination: where bulk goes, as in `Connection`; settable at any time for connections of `from_stream`.
         last_received: `trio.current_time()` of the last bytes.
+        kinds: set to a dict, it counts the messages handled by kind, for logs.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class TrioConnection:
         self.link: Link | None = None
         self.destination: Destination | None = None
         self.last_received = trio.current_time()
+        self.kinds: dict[int, int] | None = None
         self._stream = stream
         self._connection = connection
         self._leftover = leftover
@@ -85,6 +87,7 @@ class TrioConnection:
         self._unsent_bytes = 0
         self._pending: list[_Bytes] = []  # the rest of frames that the socket has not taken
         self._writer_busy = False
+        self._dispatching = False
         self._work = trio.Event()
         self._flushed = trio.Event()
         self._reading = trio.CancelScope()
@@ -132,8 +135,11 @@ class TrioConnection:
         self.wake()
 
     def wake(self) -> None:
-        """The link has something to send: what the socket takes is written now, the rest by the writer task."""
-        if self._writer_busy or self._ended is not None:
+        """The link has something to send: what the socket takes is written now, the rest by the writer task.
+
+        Inside of `handle` the writing comes after the last message that was received together, for all of them at once.
+        """
+        if self._writer_busy or self._dispatching or self._ended is not None:
             return
         if self._fd >= 0 and self._pump():
             return
@@ -358,22 +364,32 @@ class TrioConnection:
                 return Closed(1006, "the peer left without closing")
 
     def _dispatch(self, events: list[Event], handle: Callable[[Received], None]) -> Closed | None:
-        for event in events:
-            if isinstance(event, Closed):
-                return event
-            kind = event.head[0]
-            if kind == Ping.KIND:
-                message = parse_message(event.head)
-                assert isinstance(message, Ping)
-                if self._unsent_bytes > MAX_UNSENT:
-                    raise ProtocolError("the peer sends pings but does not read the answers", close_code=1008)
-                self.send(encode(message_array(Pong(message.token))))
-            elif kind == Pong.KIND:
-                parse_message(event.head)
-            elif self._closing is None:
-                handle(event)
-        self.wake()  # answers to RFC pings and closes wait in the connection
+        self._dispatching = True
+        try:
+            for event in events:
+                if isinstance(event, Closed):
+                    return event
+                kind = event.head[0]
+                assert isinstance(kind, int)  # by the connection
+                if kind == Ping.KIND:
+                    self._answer_ping(event)
+                elif kind == Pong.KIND:
+                    parse_message(event.head)
+                elif self._closing is None:
+                    if self.kinds is not None:
+                        self.kinds[kind] = self.kinds.get(kind, 0) + 1
+                    handle(event)
+        finally:
+            self._dispatching = False
+        self.wake()
         return None
+
+    def _answer_ping(self, event: Received) -> None:
+        message = parse_message(event.head)
+        assert isinstance(message, Ping)
+        if self._unsent_bytes > MAX_UNSENT:
+            raise ProtocolError("the peer sends pings but does not read the answers", close_code=1008)
+        self.send(encode(message_array(Pong(message.token))))
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
