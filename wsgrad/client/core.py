@@ -150,6 +150,7 @@ class Session:
     def close_queue(self, queue: Queue) -> None:
         """Free everything on a queue. What still waits for it fails."""
         if self._queues.pop(queue.number, None) is not None:
+            queue.gone = True
             queue.end(Failure(-1, "DeviceError", f"the device {queue.device!r} was closed by this client"))
             self.link.push(encode(message_array(Close(queue.number))))
 
@@ -307,6 +308,7 @@ class Session:
         if not failure.number:
             # It never opened. Its device gets another queue when it is used next.
             self._queues.pop(queue.number, None)
+            queue.gone = True
             self._unopened.append(queue)
             self.link.push(encode(message_array(Close(queue.number))))
 

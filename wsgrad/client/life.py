@@ -27,9 +27,14 @@ class Ids:
         self._freeing: deque[tuple[int, int]] = deque()
 
     @property
+    def exhausted(self) -> bool:
+        """Whether none is left."""
+        return not self._free and self._next >= self._limit
+
+    @property
     def short(self) -> bool:
         """Whether none is left, but some are on their way back."""
-        return not self._free and self._next >= self._limit and bool(self._freeing)
+        return self.exhausted and bool(self._freeing)
 
     def take(self) -> int:
         """An id that nothing else has.
@@ -39,7 +44,7 @@ class Ids:
         """
         if self._free:
             return self._free.pop()
-        if self._next >= self._limit:
+        if self.exhausted:
             raise LimitExceeded(
                 f"this device holds {self._limit} {self._what}, the server's limit; free some, or raise it with "
                 f"{self._flag}",

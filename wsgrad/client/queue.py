@@ -63,6 +63,7 @@ class Queue:
         pending: what callers wait for.
         outbox: what is to be sent.
         unraised: an error that no caller has met yet.
+        gone: it was closed, or never opened: what is used next is another queue.
         release: set by the session; told of memory that answers may no longer be received into.
     """
 
@@ -78,6 +79,7 @@ class Queue:
         self.pending = Pending()
         self.outbox = Outbox(link, number)
         self.unraised: Failure | None = None
+        self.gone = False
         self.release: Callable[[object], None] | None = None
         self._limits = (max_buffers, max_programs)
         self._next = 1
@@ -112,7 +114,9 @@ class Queue:
         """Issue a write of up to `INLINE_BYTES` bytes, which are copied."""
         self.command(Write(buffer, 0, bytes(data)), nbytes=48 + len(data), line=line)
 
-    def upload(self, buffer: int, nbytes: int, source: Source, *, line: str = "") -> Wait[None]:
+    def upload(
+        self, buffer: int, nbytes: int, source: Source, finish: Callable[[object], T], *, line: str = ""
+    ) -> Wait[T]:
         """Issue an upload from memory that may change again once the wait is settled."""
         stream = self._upload(buffer, nbytes, source, 0, line)
 
@@ -120,7 +124,7 @@ class Queue:
             stream.aborted = True
             self.outbox.pump()
 
-        return self.pending.until(stream.number, lambda _: None, withdraw=withdraw)
+        return self.pending.until(stream.number, finish, withdraw=withdraw)
 
     def upload_copy(self, buffer: int, data: bytes, *, line: str = "") -> None:
         """Issue an upload of bytes that nobody else changes; nothing to wait for."""

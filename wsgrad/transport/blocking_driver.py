@@ -1,8 +1,8 @@
 """Drives a client's session over a plain socket for any number of threads; the session's meaning is not its business.
 
 Whichever thread waits first leads: it polls the socket, without the lock, and works off what comes, for all. Others
-wait for it, and one of them takes over when it leaves. A thread that only issues sends by itself what the socket takes at
-once. What happens while nobody waits, and after a drop, is the business of `blocking_daemon`.
+wait for it, and one of them takes over when it leaves. A thread that only issues sends by itself what the socket takes
+at once. What happens while nobody waits, and after a drop, is the business of `blocking_daemon`.
 """
 
 from __future__ import annotations

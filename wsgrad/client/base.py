@@ -1,0 +1,334 @@
+"""What server and device objects of both faces share: finding devices, issuing on their queues, sizes in words.
+
+A face adds only how to wait. Methods that start with `_start` issue something and return what to wait for; they and
+everything else that touches a queue run inside the face's `_call` or its way of waiting.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+import numpy as np
+
+from wsgrad.client.arrays import Array, check_dtype
+from wsgrad.client.buffer import BaseBuffer, numbered_shape, size_in_words
+from wsgrad.client.caller import caller_line
+from wsgrad.client.handle import Handle
+from wsgrad.client.program import BaseProgram
+from wsgrad.errors import DeviceError
+from wsgrad.transport.commands import Alloc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import ArrayLike, DTypeLike
+
+    from wsgrad.client.core import Session
+    from wsgrad.client.queue import Queue
+    from wsgrad.client.waits import Wait
+
+T = TypeVar("T")
+B = TypeVar("B", bound=BaseBuffer)
+P = TypeVar("P", bound=BaseProgram)
+D = TypeVar("D", bound="BaseDevice[Any, Any]")
+
+
+class Devices(Sequence[D]):
+    """A server's devices as they are now: by index, id or label, or the first of a kind."""
+
+    def __init__(self, server: BaseServer[D]) -> None:
+        self._server = server
+
+    @overload
+    def __getitem__(self, key: int | str) -> D: ...
+    @overload
+    def __getitem__(self, key: slice) -> list[D]: ...
+    def __getitem__(self, key: int | str | slice) -> D | list[D]:
+        """The device of that index, id or label, or the first of that kind.
+
+        Raises:
+            DeviceError: no device has that name.
+            IndexError: there are not so many.
+        """
+        rows = self._server._device_rows()
+        if isinstance(key, slice):
+            return [self._server._device(str(row["id"])) for row in rows[key]]
+        if isinstance(key, int):
+            if not -len(rows) <= key < len(rows):
+                raise IndexError(f"device {key} of {self._server._offer()}")
+            return self._server._device(str(rows[key]["id"]))
+        for name in ("id", "label", "kind"):
+            for row in rows:
+                if row.get(name) == key:
+                    return self._server._device(str(row["id"]))
+        raise DeviceError(f"there is no device {key!r}; {self._server._offer()}", details={"device": key})
+
+    def __len__(self) -> int:
+        return len(self._server._device_rows())
+
+    def __iter__(self) -> Iterator[D]:
+        return iter([self._server._device(str(row["id"])) for row in self._server._device_rows()])
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
+class BaseServer(ABC, Generic[D]):
+    """A session with a server. Don't make one yourself: `connect` and `open_server` do."""
+
+    def __init__(self, session: Session, *, url: str, address: str, count: int | None) -> None:
+        self._session = session
+        self._url = url
+        self._address = address
+        self._count = count
+        self._made: dict[str, D] = {}
+
+    @property
+    def url(self) -> str:
+        """The server's address with its token: keep it from logs."""
+        return self._url
+
+    @property
+    def devices(self) -> Devices[D]:
+        """The server's devices, kept up to date."""
+        return Devices(self)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session is over: closed, or lost for good."""
+        return self._session.over
+
+    @property
+    def info(self) -> Mapping[str, object]:
+        """What the server says of itself: its name, version, limits."""
+        return MappingProxyType(self._session.info)
+
+    def __repr__(self) -> str:
+        count = len(self._device_rows())
+        state = "closed" if self._session.over else "open" if self._session.attached else "reconnecting"
+        return f"<{type(self).__name__} {self._address}: {count} device{'' if count == 1 else 's'}, {state}>"
+
+    def _device_rows(self) -> list[dict[str, object]]:
+        rows = [row for row in self._session.devices if isinstance(row.get("id"), str)]
+        return rows if self._count is None else rows[: self._count]
+
+    def _device(self, identity: str) -> D:
+        device = self._made.get(identity)
+        if device is None:
+            device = self._made[identity] = self._new_device(identity)
+        return device
+
+    def _offer(self) -> str:
+        """The devices there are, in words."""
+        rows = self._device_rows()
+        if not rows:
+            return f"{self._address} offers no devices"
+        return f"{self._address} offers {', '.join(str(row['id']) for row in rows)}"
+
+    @abstractmethod
+    def _new_device(self, identity: str) -> D: ...
+
+    @abstractmethod
+    def _call(self, issue: Callable[[], T]) -> T:
+        """Issue something that nobody waits for."""
+
+    @abstractmethod
+    def _room(self, queue: Queue) -> None:
+        """Let too much that is unsent, or ids that are still being freed, go first, or refuse."""
+
+    @abstractmethod
+    def _full(self, queue: Queue) -> None:
+        """So many launches have been collected that they should go."""
+
+
+class BaseDevice(ABC, Generic[B, P]):
+    """One device in a session, with its own queue of commands, opened when it is first used."""
+
+    def __init__(self, server: BaseServer[Any], identity: str) -> None:
+        self._server = server
+        self._id = identity
+        self._row: dict[str, object] = {"id": identity}
+        self._queue: Queue | None = None
+
+    @property
+    def id(self) -> str:
+        """Its name, `node/kind/index`, the same as long as its node keeps its name."""
+        return self._id
+
+    @property
+    def server(self) -> BaseServer[Any]:
+        """The server object it belongs to."""
+        return self._server
+
+    @property
+    def properties(self) -> Mapping[str, object]:
+        """What is known of it: kind, dialects, compiler, processor, memory in bytes and more."""
+        for row in self._server._session.devices:
+            if row.get("id") == self._id:
+                self._row = row
+        return MappingProxyType(self._row)
+
+    @property
+    def kind(self) -> str:
+        """The runtime behind it, such as `cpu`."""
+        return str(self.properties.get("kind", "unknown"))
+
+    @property
+    def label(self) -> str:
+        """The name its owner gave it."""
+        return str(self.properties.get("label", self._id))
+
+    @property
+    def dialects(self) -> tuple[str, ...]:
+        """The languages its programs may be written in."""
+        dialects = self.properties.get("dialects")
+        return tuple(str(dialect) for dialect in dialects) if isinstance(dialects, list) else ()
+
+    def __repr__(self) -> str:
+        properties = self.properties
+        words = [self.kind, *self.dialects]
+        words += [str(properties[key]) for key in ("cpu", "compiler") if properties.get(key)]
+        threads, memory = properties.get("threads"), properties.get("memory")
+        if isinstance(threads, int):
+            words.append(f"{threads} thread{'' if threads == 1 else 's'}")
+        if isinstance(memory, int):
+            words.append(size_in_words(memory))
+        queue = self._queue
+        if queue is not None and queue.life.dead is not None and not queue.gone:
+            words.append("lost")
+        return f"<{type(self).__name__} {self._id!r}: {', '.join(words)}>"
+
+    def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> B:
+        """New memory, which is zero. Never waits.
+
+        Args:
+            shape: its shape.
+            dtype: any of fixed size, `float32` if left out.
+        """
+        checked, sizes = check_dtype(dtype), numbered_shape(shape)
+        self._make_room()
+        return self._server._call(lambda: self._alloc(sizes, checked))
+
+    def zeros(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> B:
+        """The same as `empty`, for those who want to say it."""
+        return self.empty(shape, dtype)
+
+    def empty_like(self, other: BaseBuffer | Array) -> B:
+        """New memory of the shape and dtype of a buffer or array."""
+        return self.empty(other.shape, other.dtype)
+
+    def program(
+        self,
+        source: str,
+        entry: str,
+        *,
+        dialect: str | None = None,
+        writes: Sequence[int] | None = None,
+        alias: bool = False,
+        name: str | None = None,
+    ) -> P:
+        """A program of this source that starts at the function `entry`. Never waits: it is compiled meanwhile.
+
+        Args:
+            source: its text.
+            entry: the function that a launch calls.
+            dialect: its language; needed only where the device has more than one.
+            writes: positions of the arguments that it changes; without it every buffer counts as changed.
+            alias: whether the same range may be given for several arguments of which one is written.
+            name: how errors call it; `entry` if left out.
+
+        Raises:
+            DeviceError: the device has no such dialect.
+            ValueError: `name` or `entry` can't be one.
+        """
+        if dialect is None:
+            dialects = self.dialects
+            if len(dialects) != 1:
+                raise DeviceError(f"{self._id!r} has the dialects {dialects}; say dialect=")
+            dialect = dialects[0]
+        program = self._new_program(source, entry, dialect, writes, alias, entry if name is None else name)
+        self._make_room()
+        self._server._call(program._begin)
+        return program
+
+    def _make_room(self) -> None:
+        queue = self._queue
+        if queue is not None:
+            self._server._room(queue)
+
+    def _live_queue(self) -> Queue:
+        """The queue, opened if need be."""
+        session = self._server._session
+        session.check()
+        queue = self._queue
+        if queue is None or (queue.gone and queue.unraised is None):
+            queue = self._queue = session.open_queue(self._id)
+        return queue
+
+    def _usable_queue(self) -> Queue:
+        """The queue, of a device that is not lost.
+
+        Raises:
+            WsgradError: what it was lost by.
+        """
+        queue = self._live_queue()
+        if queue.life.dead is not None:
+            queue.raise_unraised()
+        return queue
+
+    def _waiting_queue(self) -> Queue:
+        """The queue, for a call that waits and so raises what nobody was told of yet."""
+        queue = self._live_queue()
+        queue.raise_unraised()
+        return queue
+
+    def _alloc(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> B:
+        queue = self._usable_queue()
+        identity = queue.life.buffers.take()
+        handle = Handle(identity, queue.life)
+        nbytes = dtype.itemsize
+        for size in shape:
+            nbytes *= size
+        queue.command(Alloc(identity, nbytes), line=self._line())
+        return self._new_buffer(handle, handle, 0, shape, dtype)
+
+    def _line(self) -> str:
+        return caller_line() if self._server._session.debug else ""
+
+    def _start_array(self, data: Array) -> Wait[B]:
+        queue = self._waiting_queue()
+        buffer = self._alloc(data.shape, data.dtype)
+        return buffer._upload(queue, data, lambda _: buffer)
+
+    def _start_synchronize(self) -> Wait[None]:
+        return self._waiting_queue().synchronize(lambda _: None)
+
+    def _start_reopen(self) -> Wait[None]:
+        queue = self._live_queue()
+        if queue.gone:  # its opening failed: the next queue is a new attempt
+            queue.unraised = None
+            return self._live_queue().synchronize(lambda _: None)
+        return queue.reopen()
+
+    def _close(self) -> None:
+        if self._queue is not None:
+            self._server._session.close_queue(self._queue)
+
+    @staticmethod
+    def _checked_array(data: ArrayLike, dtype: DTypeLike | None) -> Array:
+        array = np.asarray(data, dtype=dtype)
+        check_dtype(array.dtype)
+        return array
+
+    @abstractmethod
+    def _new_buffer(
+        self, handle: Handle, base: Handle, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> B: ...
+
+    @abstractmethod
+    def _new_program(
+        self, source: str, entry: str, dialect: str, writes: Sequence[int] | None, alias: bool, name: str
+    ) -> P: ...

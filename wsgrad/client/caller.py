@@ -1,0 +1,19 @@
+"""Finds the line of the user's program that issued a command, for `WSGRAD_DEBUG=1`; knows nothing else."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+_PACKAGE = str(Path(__file__).parent.parent) + "/"
+
+
+def caller_line() -> str:
+    """`file:line` of the innermost frame outside this package."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        back = frame.f_back
+        if back is None:
+            break
+        frame = back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
