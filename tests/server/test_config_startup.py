@@ -1,0 +1,55 @@
+"""What a server decides before it runs: cpu devices where programs can't be confined, and warnings."""
+
+import pytest
+
+from wsgrad.server import startup
+from wsgrad.server.config import Config
+
+
+@pytest.fixture
+def no_confinement(monkeypatch):
+    """A system without what confinement needs: such a kernel can't be had here, so the probes say so."""
+    monkeypatch.setattr(startup, "probe_node_confinement", lambda: ["seccomp filters"])
+    monkeypatch.setattr(startup, "probe_compiler_confinement", lambda: ["user namespaces"])
+
+
+def test_on_loopback_programs_run_unconfined_with_a_warning_that_names_what_is_missing(no_confinement):
+    config, [warning] = startup.settle(Config())
+    assert config.unconfined
+    assert config.devices == ("cpu",)
+    assert "node processes: seccomp filters" in warning
+    assert "the compiler: user namespaces" in warning
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "gpu-box"])
+def test_on_any_other_address_cpu_is_not_offered(host, no_confinement):
+    config, warnings = startup.settle(Config(host=host))
+    assert config.devices == ()
+    assert not config.unconfined
+    assert any("--unconfined" in warning for warning in warnings)
+
+
+def test_unless_it_is_asked_for(no_confinement):
+    config, warnings = startup.settle(Config(host="0.0.0.0", unconfined=True))
+    assert config.devices == ("cpu",)
+    assert any("all the rights" in warning for warning in warnings)
+
+
+def test_this_machine_confines_programs_and_nothing_is_warned_of():
+    assert startup.settle(Config()) == (Config(), [])
+
+
+def test_an_address_others_can_reach_is_warned_of_unless_there_is_tls():
+    assert any("in the clear" in warning for warning in startup.settle(Config(host="0.0.0.0"))[1])
+    assert startup.settle(Config(host="0.0.0.0", tls_cert="c.pem", devices=())) == (
+        Config(host="0.0.0.0", tls_cert="c.pem", devices=()),
+        [],
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("box", False), ("10.0.0.1", False)],
+)
+def test_loopback_is_told_from_the_rest(host, loopback):
+    assert startup.is_loopback(host) is loopback
