@@ -46,6 +46,7 @@ def settle(config: Config) -> tuple[Config, list[str]]:
         warnings.append(f"programs of clients can't be confined fully: this system lacks for {lacks}")
         return replace(config, unconfined=True), warnings
     warnings.append(
-        f"cpu is not offered, because programs can't be confined: this system lacks for {lacks}; --unconfined"
+        f"cpu is not offered, because programs can't be confined: this system lacks for {lacks}; "
+        "--unconfined offers it all the same"
     )
     return replace(config, devices=()), warnings
