@@ -175,6 +175,17 @@ def test_large_transfers_that_are_used_one_by_one_keep_their_overlap():
     assert two.sends() == [(1, 2)]
 
 
+def test_large_transfers_whose_bytes_come_from_different_queues_do_not_wait_for_each_other():
+    for nbytes, expected in ((2 << 20, [(0,), (2,), (3,)]), (16, [(0,), (2, 3)])):
+        two = Two(2 * nbytes)
+        third = two.recording.buffer(Device(0, 2), nbytes, memory="third")
+        two.recording.add(Transfer(Range(two.source, nbytes, nbytes), Range(third, 0, nbytes)))
+        two.launch(two.source, 0, nbytes, Access.WRITE)
+        two.transfer(0, nbytes)
+        two.transfer(nbytes, nbytes)
+        assert two.sends() == expected
+
+
 def test_a_device_sends_receives_and_computes_at_once():
     recording = Recording()
     devices = [Device(server, 0) for server in range(3)]

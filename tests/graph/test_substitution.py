@@ -106,6 +106,7 @@ def test_neighbouring_ranges_of_one_new_buffer_are_free():
     plan.check_substitutions({got: Placement(DEVICE, 16, "new", 0), made: Placement(DEVICE, 16, "new", 16)})
     with pytest.raises(LaunchError):
         plan.check_substitutions({got: Placement(DEVICE, 16, "new", 0), made: Placement(DEVICE, 16, "new", 15)})
+    plan.check_substitutions({got: Placement(DEVICE, 16, "new", 16), made: Placement(DEVICE, 16, "new", 0)})
 
 
 def test_what_one_queue_orders_anyway_may_share_memory():

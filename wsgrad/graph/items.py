@@ -119,8 +119,8 @@ class Index(enum.Enum):
 INDEX: Final = Index.INDEX
 
 
-class Access(enum.IntFlag):
-    """What a launch does to a range."""
+class Access(enum.IntEnum):
+    """What a launch does to a range; `&` tells whether it reads or writes (with an `IntFlag` that would be slow)."""
 
     READ = 1
     WRITE = 2

@@ -79,8 +79,7 @@ def _joined(
         if unit is None or not isinstance(unit.action, Transfer):
             continue
         first, source, target = unit.items[0], unit.action.source, unit.action.target
-        if source.end != item.source.offset and item.source.end != source.offset:
-            continue  # it has grown at this end since it was noted
+        # This also leaves alone a unit that has grown past the place where it was noted: its bytes were written since.
         if any(hazard.before >= first for hazard in hazards):
             continue
         nbytes = source.nbytes + item.source.nbytes
