@@ -35,7 +35,9 @@ def settle(config: Config) -> tuple[Config, list[str]]:
     if not config.devices:
         return config, warnings
     if config.unconfined:
-        warnings.append("--unconfined: programs of clients run with all the rights of this user")
+        warnings.append(
+            "--unconfined: programs of clients are confined only as far as this system can, perhaps not at all"
+        )
         return config, warnings
     missing = {f"node processes: {what}" for what in probe_node_confinement()}
     missing |= {f"the compiler: {what}" for what in probe_compiler_confinement()}
