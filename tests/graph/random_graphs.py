@@ -92,7 +92,7 @@ def step_of(schedule: Schedule, recording: Recording, item: int, range_: Range) 
 
 def over_before(schedule: Schedule) -> tuple[list[int], list[int]]:
     """For each step, as bits by step number: which are over when it starts, and which when it is over."""
-    at_start, at_end, started = [0], [0], [0]
+    at_start, at_end = [0], [0]
     previous = previous_in_queue(schedule)
     for step in schedule.steps:
         bits = 0
@@ -105,7 +105,6 @@ def over_before(schedule: Schedule) -> tuple[list[int], list[int]]:
         if isinstance(step.action, Receive):
             over |= at_end[step.number - 1] | 1 << step.number - 1
         at_end.append(over)
-        started.append(bits)
     return at_start, at_end
 
 
