@@ -232,7 +232,7 @@ class Server(BaseServer[Device]):
             self._driver.run(lambda: self._session.when(lambda: queue.unsent_bytes <= MAX_UNSENT // 2))
         for ids in (queue.life.buffers, queue.life.programs):
             if ids.exhausted and queue.life.dead is None:
-                self._driver.run(lambda ids=ids: self._session.when(lambda: not ids.short))  # type: ignore[misc]
+                self._driver.run(lambda ids=ids: self._session.after_flush(lambda: not ids.short))  # type: ignore[misc]
 
     def _full(self, queue: Queue) -> None:
         self._driver.flush(queue.flush)

@@ -176,8 +176,12 @@ class Session:
 
     def flushed(self) -> Wait[None]:
         """A wait until everything issued so far is with the link."""
+        return self.after_flush(lambda: not self.blocked)
+
+    def after_flush(self, condition: Callable[[], bool]) -> Wait[None]:
+        """Flush, frees included, and wait until this has come about."""
         self.flush()
-        return self.when(lambda: not self.blocked)
+        return self.when(condition)
 
     def when(self, condition: Callable[[], bool]) -> Wait[None]:
         """A wait until the server's acknowledgements and credit have brought this about."""

@@ -16,7 +16,7 @@ from wsgrad.errors import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SEEN_MESSAGES = 16
+SEEN_MESSAGES = 64
 SEEN_BYTES = 1 << 19
 
 
