@@ -9,7 +9,7 @@ import argparse
 import json
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,16 @@ if TYPE_CHECKING:
 
 _SIZES = (4, 1 << 10, 32 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20)
 _JSON_HELP = "write JSON to FILE ('-': standard output) instead of a table"
+
+
+@dataclass(frozen=True, slots=True)
+class _Figure:
+    """One measured value: seconds, bytes a second, or launches a second, by `unit`."""
+
+    name: str
+    unit: str
+    nbytes: int | None
+    value: float
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -49,33 +59,29 @@ def _write_json(value: object, target: str) -> None:
         Path(target).write_text(text + "\n")
 
 
-def _size(nbytes: int) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024 or unit == "GiB":
-            break
-        nbytes //= 1024
-    return f"{nbytes} {unit}"
-
-
 def _devices(arguments: argparse.Namespace) -> int:
+    from wsgrad.client.buffer import size_in_words
+
+    table = _table("devices", "id", "kind", "dialects", "processor", "memory", "compiler", "confined")
+    rows = []
     with wsgrad.connect(arguments.url) as server:
-        rows = [dict(device.properties) for device in server.devices]
+        for device in server.devices:
+            row = dict(device.properties)
+            rows.append(row)
+            memory = row.get("memory")
+            table.add_row(
+                device.id,
+                device.kind + (" (software)" if row.get("software") else ""),
+                ", ".join(device.dialects),
+                f"{row.get('cpu') or row.get('arch') or '?'}, {row.get('threads', '?')} threads",
+                size_in_words(memory) if isinstance(memory, int) else "?",
+                str(row.get("compiler") or "-"),
+                "yes" if row.get("confined") else "no",
+            )
     if arguments.json:
         _write_json(rows, arguments.json)
-        return 0
-    table = _table("devices", "id", "kind", "dialects", "processor", "memory", "compiler", "confined")
-    for row in rows:
-        memory = row.get("memory")
-        table.add_row(
-            str(row["id"]),
-            str(row["kind"]) + (" (software)" if row.get("software") else ""),
-            ", ".join(str(dialect) for dialect in row.get("dialects", ())),
-            f"{row.get('cpu') or row.get('arch') or '?'}, {row.get('threads', '?')} threads",
-            _size(memory) if isinstance(memory, int) else "?",
-            str(row.get("compiler") or "-"),
-            {True: "yes", False: "no"}.get(row.get("confined"), "?"),
-        )
-    _console().print(table)
+    else:
+        _console().print(table)
     return 0
 
 
@@ -83,8 +89,9 @@ def _bench(arguments: argparse.Namespace) -> int:
     from rich.progress import Progress
 
     from wsgrad.client import bench
+    from wsgrad.client.buffer import size_in_words
 
-    figures: list[dict[str, object]] = []
+    figures: list[_Figure] = []
     with Progress(console=_console(stderr=True), transient=True) as progress, wsgrad.connect(arguments.url) as server:
         device = server.devices[arguments.device] if arguments.device else server.devices[0]
         sizes = [size for size in _SIZES if size <= arguments.max_size << 20]
@@ -97,20 +104,20 @@ def _bench(arguments: argparse.Namespace) -> int:
             steps.append(("upload", "B/s", size, lambda size=size: bench.measure_upload(device, size)))  # type: ignore[misc]
             steps.append(("download", "B/s", size, lambda size=size: bench.measure_download(device, size)))  # type: ignore[misc]
         task = progress.add_task("measuring", total=len(steps))
-        for name, unit, size, measure in steps:
-            progress.update(task, description=f"{name} {_size(size) if size else ''}".strip())
-            figures.append({"name": name, "unit": unit, "nbytes": size, "value": measure()})
+        for name, unit, nbytes, measure in steps:
+            progress.update(task, description=f"{name} {size_in_words(nbytes) if nbytes else ''}".strip())
+            figures.append(_Figure(name, unit, nbytes, measure()))
             progress.advance(task)
         identity = device.id
     if arguments.json:
-        _write_json({"device": identity, "figures": figures}, arguments.json)
+        _write_json({"device": identity, "figures": [asdict(figure) for figure in figures]}, arguments.json)
         return 0
     table = _table(f"the way to {identity}", "figure", "size", "measured")
     for figure in figures:
-        size, value = figure["nbytes"], figure["value"]
-        assert isinstance(value, float)
-        shown = {"s": f"{value * 1e6:,.0f} µs", "B/s": f"{value / 1e6:,.1f} MB/s", "1/s": f"{value:,.0f} /s"}
-        table.add_row(str(figure["name"]), _size(size) if isinstance(size, int) else "", shown[str(figure["unit"])])
+        value = figure.value
+        shown = {"s": f"{value * 1e6:,.0f} µs", "B/s": f"{value / 1e6:,.4g} MB/s", "1/s": f"{value:,.0f} /s"}
+        words = "" if figure.nbytes is None else size_in_words(figure.nbytes)
+        table.add_row(figure.name, words, shown[figure.unit])
     _console().print(table)
     return 0
 
