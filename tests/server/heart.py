@@ -1,5 +1,7 @@
-"""What the tests of the server's heart share: a hub behind a loopback port, and a client that speaks the raw protocol."""
+"""What the tests of the server's heart share: a hub behind a loopback port, and a client of the raw protocol."""
 
+import contextlib
+import os
 import struct
 from contextlib import asynccontextmanager
 
@@ -13,7 +15,9 @@ from wsgrad.transport.cbor import encode
 from wsgrad.transport.link import Link
 from wsgrad.transport.trio_driver import TrioConnection
 
-ADD = "void add(float *restrict y, const float *restrict x, float a, int n) { for (int i = 0; i < n; i++) y[i] = x[i] + a; }"
+ADD = """void add(float *restrict y, const float *restrict x, float a, int n) {
+    for (int i = 0; i < n; i++) y[i] = x[i] + a;
+}"""
 CRASH = "void crash(int *p) { *(volatile int *)8 = 1; }"
 SPIN = "void spin(int *p) { for (volatile int i = 0;; i++) ; }"
 NOTHING = "void nothing(void) {}"
@@ -76,7 +80,7 @@ class Client:
 
     def __init__(self, connection, link=None):
         self.connection = connection
-        self.link = link or Link()
+        self.link = Link() if link is None else link
         self.closed = None
         self.devices = []
         self.queues = {}
@@ -215,3 +219,39 @@ class Queue:
 def as_word(value):
     """A float32 as the word of a packed launch."""
     return struct.unpack("<I", struct.pack("<f", value))[0]
+
+
+def processes_below(pid):
+    """The ids of all processes that descend from one, zombies too."""
+    parents = {}
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{entry.name}/stat", "rb") as file:
+                parents[int(entry.name)] = int(file.read().rpartition(b")")[2].split()[1])
+    found, wanted = set(), {pid}
+    while wanted:
+        wanted = {child for child, parent in parents.items() if parent in wanted}
+        found |= wanted
+    return found
+
+
+def open_files():
+    """The open descriptors of this process, by what they are."""
+    found = []
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{entry}").partition(":")[0])
+    return sorted(found)
+
+
+async def eventually(condition):
+    """Wait for something that nothing announces, such as the end of another process."""
+    with trio.fail_after(10):
+        while not condition():  # noqa: ASYNC110
+            await trio.sleep(0.005)
+
+
+def mapped_rings():
+    """How many rings this process still maps."""
+    with open("/proc/self/maps") as file:
+        return sum("wsgrad-ring" in line for line in file)

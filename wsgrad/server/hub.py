@@ -108,7 +108,12 @@ class Hub:
         def handle(received: Received) -> None:
             nonlocal session
             if session is not None:
-                session.handle(connection, received)
+                try:
+                    session.handle(connection, received)
+                except ProtocolError as error:
+                    # At once: the driver still waits a moment for the peer's answer to its close.
+                    session.end(error.close_code, str(error))
+                    raise
                 return
             hello = parse_message(received.head)
             if not isinstance(hello, Hello):

@@ -96,6 +96,7 @@ class Queue:
         self._opening = 0
         self._pending: deque[_Item] = deque()
         self._compiling: dict[int, ProgramEntry] = {}
+        self._announced = 0
         self._given = _NOTHING
         self._port: Port | None = None
         self._open_port(0)
@@ -125,20 +126,30 @@ class Queue:
         }
 
     def destination(self, nbytes: int) -> memoryview | None:
-        """Where a chunk that is about to be received should go: into the node's ring, if it is to go there next.
+        """Where a chunk that is about to be received should go: into the node's ring, if the next slot is free for it.
+
+        What was received together with its beginning was not submitted yet, perhaps even the upload it belongs to: that
+        is checked later, and a slot is given only to a chunk that is the next to be submitted.
 
         Raises:
             ProtocolError: there is no credit for it, or it has no right size.
         """
         self._in.check_chunk(nbytes)
-        upload = self._in.upload
-        if self._in.waiting or upload is None or upload.refused or self._port is None or self.state is State.LOST:
+        self._announced += 1
+        if self._announced > 1 or self._in.waiting or self._port is None or self.state is State.LOST:
             return None
         slot = self._port.next_slot()
-        if slot is None:
-            return None
-        self._given = slot[:nbytes]
-        return self._given
+        if slot is not None:
+            self._given = slot[:nbytes]
+            return self._given
+        return None
+
+    def stop_receiving(self) -> bool:
+        """The connection is over, no announced chunk will come. Returns whether one was on its way into a slot."""
+        receiving = self._announced > 0 and len(self._given) > 0
+        self._announced = 0
+        self._given = _NOTHING
+        return receiving
 
     def submit(self, message: Submitted, raw: bytes, bulk: memoryview | None) -> None:
         """Take what the client sent.
@@ -146,6 +157,8 @@ class Queue:
         Raises:
             ProtocolError: it breaks the rules of a queue, or holds more than a queue may.
         """
+        if type(message) is Chunk:
+            self._announced = max(0, self._announced - 1)
         now = self._in.admit(message, raw, _NOTHING if bulk is None else bulk)
         if now is None:
             self.session.later(self)
@@ -263,11 +276,13 @@ class Queue:
     def _chunk(self, message: Chunk, bulk: memoryview) -> None:
         upload = self._in.chunk(message, len(bulk))
         self.session.statistics.uploaded += len(bulk)
-        given, self._given = self._given, _NOTHING
+        in_place = self._given is bulk
+        if in_place:
+            self._given = _NOTHING
         if upload.refused or self._port is None or self.state is State.LOST:
             self._give_credit(1)
             return
-        slot = self._port.take_chunk(bulk, in_place=given is bulk)
+        slot = self._port.take_chunk(bulk, in_place=in_place)
         self._pending.append(_Piece(message.transfer, message.offset, slot, bulk))
 
     def _abort(self, message: Abort) -> None:

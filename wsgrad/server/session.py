@@ -118,7 +118,6 @@ class Session:
         self._work = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._unstarted: list[Callable[[], Awaitable[None]]] = []
-        self._receiving = False
         self._abandon: trio.CancelScope | None = None
         self._end_code: tuple[int, str] | None = None
 
@@ -192,10 +191,9 @@ class Session:
             old.link = None
             old.destination = None
             old.close(1008, "another connection attached to this session")
-            if self._receiving and self._abandon is not None:
+            if self._stop_receiving() and self._abandon is not None:
                 # Its half chunk lies in a slot that the new connection will fill.
                 self._abandon.cancel()
-        self._receiving = False
         self._abandon = scope
         self.connection = connection
         connection.destination = self._destination
@@ -209,7 +207,7 @@ class Session:
         """This connection is over; the session waits for another."""
         if self.connection is connection:
             self.connection = None
-            self._receiving = False
+            self._stop_receiving()
             self._detached_at = trio.current_time()
 
     def push(self, head: bytes, bulk: memoryview | None = None, on_seen: Callable[[], None] | None = None) -> None:
@@ -245,8 +243,6 @@ class Session:
         self.statistics.received += received.nbytes
         match message:
             case Batch() | Launches() | Program() | Chunk() | Abort() | Reopen():
-                if type(message) is Chunk:
-                    self._receiving = False
                 self._queue(message.queue).submit(message, received.raw, received.bulk)
             case Seen():
                 self._link.seen(message.count)
@@ -326,9 +322,14 @@ class Session:
             return None
         message = parse_message(head)
         assert isinstance(message, Chunk)
-        view = self._queue(message.queue).destination(nbytes)
-        self._receiving = view is not None
-        return view
+        # Its queue may be opened by a message that came with it and was not worked off yet.
+        queue = self._queues.get(message.queue)
+        return None if queue is None else queue.destination(nbytes)
+
+    def _stop_receiving(self) -> bool:
+        """No chunk of the old connection will come any more. Returns whether one was on its way into a slot."""
+        receiving = [queue for queue in self._queues.values() if queue.stop_receiving()]
+        return bool(receiving)
 
     async def _turns(self) -> None:
         """Give turns to the queues that asked for one."""
