@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from wsgrad.devices import linux, seccomp
+from wsgrad.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -79,7 +80,7 @@ class Outcome:
     output: bytes | None
 
 
-class SandboxError(OSError):
+class SandboxError(DeviceError):
     """The confinement itself could not be set up; the compiler was not started."""
 
 
@@ -129,11 +130,11 @@ def run(job: Job, profile: Profile) -> Outcome:
             os.kill(warden, signal.SIGKILL)
         os.waitpid(warden, 0)
     if len(data) < _REPORT.size:
-        raise SandboxError(0, "the process that guards the compiler ended early")
+        raise SandboxError("the process that guards the compiler ended early")
     status, timed_out, message_bytes, output_bytes = _REPORT.unpack_from(data)
     messages = data[_REPORT.size : _REPORT.size + message_bytes]
     if status == _EXIT_NO_SANDBOX:
-        raise SandboxError(0, messages.decode(errors="replace"))
+        raise SandboxError(messages.decode(errors="replace"))
     output = data[_REPORT.size + message_bytes :] if output_bytes >= 0 else None
     return Outcome(status=status, timed_out=bool(timed_out), messages=messages, output=output)
 
@@ -284,7 +285,7 @@ def _be_compiler(job: Job, profile: Profile, root: str, work: str, messages: int
         os.setsid()
         _confine(job, profile, root, work)
         os.dup2(messages, 1)
-        os.dup2(messages, 2)
+        messages = os.dup2(messages, 2)
         null = os.open("/dev/null", os.O_RDONLY)
         os.dup2(null, 0)
         os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])

@@ -180,7 +180,7 @@ def _describe(path: str) -> Compiler:
         folders = [_ask(path, "-print-resource-dir")]
         tools = [real, _ask(path, "-print-prog-name=ld")]
         kind = "clang"
-    elif "gcc" in version.lower() or "Free Software Foundation" in _ask(path, "--version"):
+    elif "Free Software Foundation" in _ask(path, "--version") and _ask(path, "-dumpmachine"):
         folders = [os.path.dirname(_ask(path, "-print-libgcc-file-name"))]
         tools = [real, *(_ask(path, f"-print-prog-name={tool}") for tool in ("cc1", "collect2", "as", "ld"))]
         plugin = _ask(path, "-print-prog-name=liblto_plugin.so")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from wsgrad.devices import elf, linux, node
 from wsgrad.devices.compiler import compile_source
 from wsgrad.devices.native import Native
-from wsgrad.devices.sandbox import Profile, SandboxError, detect_profile
+from wsgrad.devices.sandbox import Profile, detect_profile
 from wsgrad.devices.toolchain import Compiler
 from wsgrad.errors import WsgradError
 from wsgrad.transport import cbor
@@ -150,7 +150,7 @@ class Zygote:
             seconds = max(1, round(options["seconds"]))
             program = compile_source(compiler, self._profile, text, seconds=seconds)
             self._send(["compiled", serial, True, "", len(program)], elf.memfd(program))
-        except (WsgradError, SandboxError) as error:
+        except WsgradError as error:
             self._send(["compiled", serial, False, str(error), 0])
         except BaseException as error:
             self._send(["compiled", serial, False, f"the compile job failed: {type(error).__name__}", 0])
