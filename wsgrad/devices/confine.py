@@ -39,7 +39,6 @@ def prepare_node(*, keep: Collection[int], memory_bytes: int | None, required: b
         least = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(limit, (least, least))
     _step(linux.no_new_privileges, required=required)
-    _step(linux.not_dumpable, required=required)
     # Landlock is the second wall behind a filter that knows no open: a kernel without it is reported, not refused.
     if linux.landlock_version() > 0:
         _step(linux.landlock, required=required)
