@@ -82,7 +82,7 @@ class Client:
         self.connection = connection
         self.link = Link() if link is None else link
         self.closed = None
-        self.devices = []
+        self.sees = True
         self.queues = {}
         self._kept = []
         self._news = trio.Event()
@@ -96,7 +96,8 @@ class Client:
         message = m.parse_message(received.head)
         if message.KIND >= 16:
             self.link.note_received(received.nbytes)
-            self.connection.send(encode(m.message_array(m.Seen(self.link.received))))
+            if self.sees:
+                self.connection.send(encode(m.message_array(m.Seen(self.link.received))))
         if isinstance(message, m.Seen):
             self.link.seen(message.count)
             return

@@ -178,6 +178,8 @@ class Hub:
                 if node is not None:
                     _log.info("node %s leaves: %s", node.name, reason)
                     self._nodes.remove(node)
+                    if all(other.name != node.name for other in self._nodes):
+                        self._registry.leave(node.name)
                     node.leave(reason)
                     self._registry.remove(node.devices)
 

@@ -102,7 +102,7 @@ class Registry:
             Its name and its secret from now on.
 
         Raises:
-            ProtocolError: too many names were given out.
+            ProtocolError: too many nodes are here.
         """
         if secret is not None:
             digest = _digest(secret)
@@ -111,7 +111,10 @@ class Registry:
                     known.present = True
                     return name, secret
         if len(self._names) >= MAX_NAMES:
-            raise ProtocolError("too many nodes have joined this server", close_code=1008)
+            absent = next((name for name, known in self._names.items() if not known.present), None)
+            if absent is None:
+                raise ProtocolError(f"{MAX_NAMES} nodes have joined this server", close_code=1008)
+            del self._names[absent]  # the one that joined first
         base = reduce_name(wanted)
         name = base
         number = 2
@@ -121,6 +124,11 @@ class Registry:
         new = secrets.token_urlsafe(24)
         self._names[name] = _Name(_digest(new))
         return name, new
+
+    def leave(self, name: str) -> None:
+        """A node has left; its name stays its own as long as there is room."""
+        if name in self._names:
+            self._names[name].present = False
 
     def add(self, name: str, described: list[dict[str, object]], opener: Callable[[Queue, int], Port]) -> list[Device]:
         """Offer a node's devices.

@@ -131,24 +131,24 @@ class Outstanding:
 
     def read(self, number: int, nbytes: int) -> int:
         """Check the data of a read. Returns bytes reserved for earlier reads, which were dropped and have no answer."""
-        freed = 0
-        while self._reads and self._reads[0][0] < number:
-            freed += self._reads.popleft()[1] + ANSWER_NBYTES
-        if not self._reads or self._reads[0] != (number, nbytes):
+        if (number, nbytes) not in self._reads:
             raise InvalidReply(f"{nbytes} bytes for command {number}, which did not ask for them")
+        freed = 0
+        while self._reads[0][0] < number:
+            freed += self._reads.popleft()[1] + ANSWER_NBYTES
         self._reads.popleft()
         return freed
 
     def result(self, number: int, value: object) -> int:
         """Check the seconds of a timed launch. Returns bytes reserved for earlier ones without an answer."""
-        freed = 0
-        while self._timed and self._timed[0] < number:
-            self._timed.popleft()
-            freed += ANSWER_NBYTES
-        if not self._timed or self._timed[0] != number:
-            raise InvalidReply(f"a result for command {number}, which did not ask for one")
         if type(value) is not float and type(value) is not int:
             raise InvalidReply("a launch's time that is no number")
+        if number not in self._timed:
+            raise InvalidReply(f"a result for command {number}, which did not ask for one")
+        freed = 0
+        while self._timed[0] < number:
+            self._timed.popleft()
+            freed += ANSWER_NBYTES
         self._timed.popleft()
         return freed
 

@@ -1,0 +1,261 @@
+"""Nodes that dial in: a real one in a process of its own serves several sessions; one that lies is sent away."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+import trio
+from edge_port import TOKENS
+from heart import ADD, as_word, eventually, serving
+
+from wsgrad.server.config import Config
+from wsgrad.server.listener import Port, open_listeners
+from wsgrad.transport import commands as c
+from wsgrad.transport import messages as m
+from wsgrad.transport.cbor import encode
+from wsgrad.transport.trio_driver import TrioConnection
+
+
+@pytest.fixture
+async def server(cache):
+    async with serving(cache, devices=(), launch_seconds=5.0) as server:
+        yield server
+
+
+@pytest.fixture
+async def gate(server):
+    """The port number of the whole edge in front of the hub: handshake, token and all."""
+    listeners = await open_listeners("127.0.0.1", 0)
+    port = Port(Config(), TOKENS, server.hub)
+    await server.nursery.start(port.serve, listeners, server.nursery)
+    return listeners[0].socket.getsockname()[1]
+
+
+@asynccontextmanager
+async def dialled_in(gate, name):
+    """A node in a process of its own; gives the name that it got and the process."""
+    process = await trio.lowlevel.open_process(
+        [sys.executable, "-m", "wsgrad.devices.dialin", f"ws://127.0.0.1:{gate}", "--name", name, "--unconfined"],
+        env=os.environ | {"WSGRAD_NODE_TOKEN": TOKENS.node},
+        stdout=subprocess.PIPE,
+    )
+    try:
+        with trio.fail_after(20):
+            line = await process.stdout.receive_some(4096)
+        yield json.loads(line)["name"], process
+    finally:
+        process.kill()
+        with trio.CancelScope(shield=True):
+            await process.wait()
+        await process.stdout.aclose()
+
+
+async def test_a_node_serves_two_sessions_and_keeps_them_apart(server, gate):
+    async with dialled_in(gate, "The Box!") as (name, _):
+        assert name == "the-box"
+        async with server.client() as first, server.client() as second:
+            queues = [await client.open("the-box/cpu/0", 7) for client in (first, second)]
+            for index, queue in enumerate(queues):
+                queue.batch(c.Alloc(1, 4000), c.Fill(1, 0, 4000, bytes([index + 1])))
+            for index, queue in enumerate(queues):
+                assert await queue.read(1, 0, 40) == bytes([index + 1]) * 40
+            first.send(m.Bye())
+            await first.wait_closed()
+            assert await queues[1].read(1, 0, 40) == bytes([2]) * 40
+
+
+async def test_transfers_programs_and_errors_are_like_a_local_nodes(server, gate):
+    x = np.random.default_rng(3).random(1_000_000, np.float32)
+    async with dialled_in(gate, "far") as (name, _), server.client() as client:
+        queue = await client.open(f"{name}/cpu/0", 3)
+        queue.batch(c.Alloc(1, x.nbytes), c.Alloc(2, x.nbytes))
+        await queue.upload(1, x.tobytes())
+        queue.program(0, ADD, "add", "ppfi", writes=[0])
+        compiled, _ = await client.next(m.Compiled)
+        assert (compiled.queue, compiled.ok) == (3, True)
+        queue.launches([0, 0, 2, 1, as_word(2.0), x.size], 1)
+        y = np.frombuffer(await queue.download(2, 0, x.nbytes), np.float32)
+        np.testing.assert_array_equal(y, x + np.float32(2))
+        await client.until(lambda: queue.credit == m.SLOTS)
+        queue.program(1, "void bad(int *p) { *p = undeclared; }", "bad", "p")
+        compiled, _ = await client.next(m.Compiled)
+        assert not compiled.ok
+        assert "undeclared" in compiled.message
+        number = queue.launches([1, 0, 1], 1)
+        failed = await queue.failure()
+        assert (failed.number, failed.code) == (number, "CompileError")
+        assert "undeclared" in failed.message
+        number = queue.batch(c.Clear(number), c.Write(1, x.nbytes, b"x"))
+        failed = await queue.failure()
+        assert (failed.number, failed.code) == (number, "DeviceError")
+        queue.batch(c.Clear(number))
+        assert await queue.read(1, 0, 4) == x[:1].tobytes()
+
+
+async def test_when_a_node_leaves_its_devices_are_lost_and_the_list_tells(server, gate):
+    async with server.client() as client:
+        async with dialled_in(gate, "far") as (name, process):
+            devices, _ = await client.next(m.Devices)
+            assert [device["id"] for device in devices.devices] == ["far/cpu/0"]
+            assert devices.devices[0]["confined"] is False
+            queue = await client.open(f"{name}/cpu/0", 2)
+            queue.batch(c.Alloc(1, 4))
+            await queue.done()
+            os.kill(process.pid, signal.SIGKILL)
+            failed = await queue.failure()
+            assert failed.code == "DeviceLost"
+            assert failed.details["lost"] is True
+            assert "far" in failed.message
+        devices, _ = await client.next(m.Devices)
+        assert devices.devices == []
+        number = queue.reopen()
+        failed = await queue.failure()
+        assert (failed.number, failed.code) == (number, "DeviceLost")
+
+
+async def test_a_lost_device_reopens_on_the_node_that_came_back_under_its_name(server):
+    async with server.client() as client:
+        async with raw_node(server) as node:
+            queue = await client_queue(client, node)
+        assert (await queue.failure()).code == "DeviceLost"
+        async with raw_node(server, secret=node.joined.secret) as back:
+            number = queue.reopen()
+            attach, _ = await back.next(m.Attach)
+            back.send(m.Result(attach.queue, 0, {}))
+            result, _ = await client.next(m.Result)
+            assert result.number == number
+
+
+class RawNode:
+    """A node that says what a test wants."""
+
+    def __init__(self, connection):
+        self.connection = connection
+        self.closed = None
+        self.received = []
+        self.news = trio.Event()
+
+    def handle(self, received):
+        self.received.append((m.parse_message(received.head), received.bulk))
+        self.news.set()
+
+    def send(self, message, bulk=None):
+        self.connection.send(encode(m.message_array(message)), bulk)
+
+    async def next(self, kind):
+        with trio.fail_after(10):
+            while True:
+                for index, (message, _) in enumerate(self.received):
+                    if isinstance(message, kind):
+                        return self.received.pop(index)
+                self.news = trio.Event()
+                await self.news.wait()
+
+    async def run(self, task_status):
+        task_status.started()
+        self.closed = await self.connection.run(self.handle)
+
+
+@asynccontextmanager
+async def raw_node(server, *, name="raw", secret=None, devices=({"kind": "cpu", "dialects": ["c"]},)):
+    stream = await trio.open_tcp_stream("127.0.0.1", server.node_port)
+    async with trio.open_nursery() as nursery:
+        node = RawNode(TrioConnection.from_stream(stream, client=True, max_bulk=2 << 20))
+        await nursery.start(node.run)
+        node.send(m.Join(1, "test", name, secret, list(devices)))
+        node.joined, _ = await node.next(m.Joined)
+        yield node
+        nursery.cancel_scope.cancel()
+
+
+async def test_names_are_unique_and_come_back_with_their_secret(server):
+    async with raw_node(server, name="Mi Pad") as first, raw_node(server, name="mi-pad") as second:
+        assert (first.joined.name, second.joined.name) == ("mi-pad", "mi-pad-2")
+        assert [device["id"] for device in server.hub.devices] == ["mi-pad/cpu/0", "mi-pad-2/cpu/0"]
+        # Who comes again while the old connection still stands takes its place.
+        async with raw_node(server, name="other", secret=first.joined.secret) as again:
+            assert again.joined.name == "mi-pad"
+            await eventually(lambda: first.closed is not None)
+            assert sorted(device["id"] for device in server.hub.devices) == ["mi-pad-2/cpu/0", "mi-pad/cpu/0"]
+    async with raw_node(server, secret=second.joined.secret) as back:
+        assert back.joined.name == "mi-pad-2"
+    async with raw_node(server, name="mi-pad", secret="made up") as stranger:
+        assert stranger.joined.name == "mi-pad-3"
+
+
+@pytest.mark.parametrize(
+    "device",
+    [{}, {"kind": "CPU ../", "dialects": []}, {"kind": "cpu", "dialects": "c"}, {"kind": "cpu", "dialects": [1]}],
+)
+async def test_a_node_with_malformed_devices_is_refused(server, device):
+    stream = await trio.open_tcp_stream("127.0.0.1", server.node_port)
+    async with trio.open_nursery() as nursery:
+        node = RawNode(TrioConnection.from_stream(stream, client=True, max_bulk=1))
+        await nursery.start(node.run)
+        node.send(m.Join(1, "test", "x", None, [device]))
+        await eventually(lambda: node.closed is not None)
+        assert node.closed.code == 1002
+    assert server.hub.devices == []
+
+
+@pytest.mark.parametrize(
+    ("forged", "bulk"),
+    [
+        (m.Ack(1, 50), None),
+        (m.Ack(99, 1), None),
+        (m.Result(1, 1, 2.0), None),
+        (m.ReadData(1, 1), b"data"),
+        (m.Chunk(1, 4, 0), bytes(100)),
+        (m.Slot(1, 4, 0, 4, 100), None),
+        (m.Credit(1, 4), None),
+        (m.Compiled(1, 5, True, ""), None),
+        (m.Failed(1, 50, "DeviceError", "x", {}), None),
+        (m.Bye(), None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_a_node_that_lies_is_sent_away_and_its_device_is_lost(server, forged, bulk):
+    async with raw_node(server) as node, server.client() as client:
+        client.queues[5] = None
+        client.send(m.Open(5, "raw/cpu/0", {}))
+        attach, _ = await node.next(m.Attach)
+        node.send(m.Result(attach.queue, 0, {}))
+        opened, _ = await client.next(m.Result)
+        assert (opened.queue, opened.number) == (5, 0)
+        node.send(forged, bulk)
+        failed, _ = await client.next(m.Failed)
+        assert (failed.queue, failed.code) == (5, "DeviceLost")
+        await eventually(lambda: node.closed is not None)
+        assert server.hub.devices == []
+
+
+async def test_a_download_keeps_at_most_its_credit_of_chunks_for_a_client_that_does_not_look(server):
+    size = 10 << 20
+    async with raw_node(server) as node:
+        async with server.client() as client:
+            queue = await client_queue(client, node)
+            queue.batch(c.Alloc(1, size), c.Download(1, 1, 0, size))
+            await node.next(m.Batch)
+            stop = trio.Event()
+            stop.set()
+        for index in range(m.SLOTS):
+            node.send(m.Chunk(1, 1, index << 20), bytes(1 << 20))
+        await eventually(lambda: server.hub.statistics.downloaded == m.SLOTS << 20)
+        node.send(m.Chunk(1, 1, m.SLOTS << 20), bytes(1 << 20))
+        await eventually(lambda: node.closed is not None)
+
+
+async def client_queue(client, node):
+    from heart import Queue
+
+    queue = client.queues[1] = Queue(client, 1)
+    client.send(m.Open(1, "raw/cpu/0", {}))
+    attach, _ = await node.next(m.Attach)
+    node.send(m.Result(attach.queue, 0, {}))
+    await client.next(m.Result)
+    return queue
