@@ -29,6 +29,7 @@ from wsgrad.transport.fields import (
     OptionalKey,
     OptionalText,
     Text,
+    U32s,
     Value,
     Values,
 )
@@ -68,15 +69,31 @@ STRATEGIES = {
     Dims: _dims,
     OptionalDims: st.none() | _dims,
     OptionalIndices: st.none() | st.lists(st.integers(0, 63), max_size=4),
+    U32s: st.lists(_u32, max_size=4),
     Bool: st.booleans(),
     Value: st.none() | _u53 | _text,
+}
+
+
+# What a graph's arrays hold is checked where they are used; the schema says it here.
+_bindings = st.lists(st.tuples(_u32, _u32, _u53).map(list), max_size=2)
+_pairs = st.lists(st.tuples(_u32, _u32).map(list), max_size=2)
+_integers = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=2)
+ITEMS = {
+    (messages.Record, "queues"): _pairs,
+    (messages.Record, "bindings"): _pairs,
+    (messages.Run, "numbers"): _pairs,
+    (messages.Run, "bindings"): _bindings,
+    (messages.Run, "values"): _integers,
+    (messages.Replay, "bindings"): _bindings,
+    (messages.Replay, "values"): _integers,
 }
 
 
 def instances(cls: type) -> st.SearchStrategy:
     module = commands if cls.__module__.endswith("commands") else messages
     kinds = {name: vars(module)[hint] for name, hint in cls.__annotations__.items() if not hint.startswith("ClassVar")}
-    return st.builds(cls, **{name: STRATEGIES[kind] for name, kind in kinds.items()})
+    return st.builds(cls, **{name: ITEMS.get((cls, name), STRATEGIES[kind]) for name, kind in kinds.items()})
 
 
 @settings(max_examples=400)

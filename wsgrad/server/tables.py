@@ -22,8 +22,12 @@ from wsgrad.transport.commands import (
     Free,
     Launch,
     Read,
+    Receive,
+    Send,
+    Signal,
     Upload,
     View,
+    Wait,
     Write,
 )
 from wsgrad.transport.messages import INLINE_BYTES
@@ -160,7 +164,11 @@ class Tables:
                 self._check_range("fill", command.buffer, command.offset, command.nbytes)
             case Drop():
                 self._drop(command.program)
-            case Clear():
+            case Send():
+                self._check_range("send", command.buffer, command.offset, command.nbytes)
+            case Receive():
+                self._check_range("receive", command.buffer, command.offset, command.nbytes)
+            case Clear() | Signal() | Wait():
                 pass
             case _:
                 assert_never(command)

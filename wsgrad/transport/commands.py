@@ -138,8 +138,52 @@ class Clear:
     error: U53
 
 
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """The event has happened once all before it has run; it fails with what made the queue drop this. Not for nodes."""
+
+    KIND: ClassVar[int] = 13
+    event: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing behind it runs before the event has happened; fails as the event did. Not for nodes."""
+
+    KIND: ClassVar[int] = 14
+    event: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Bytes that go to the `Receive` of the same transfer and route. Not for nodes.
+
+    `transfer` is below 2^31 and unique in the session, `route` a link between servers, or 0 for this server.
+    """
+
+    KIND: ClassVar[int] = 15
+    transfer: U32
+    buffer: U32
+    offset: U53
+    nbytes: U53
+    route: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Bytes that come from the `Send` of the same transfer; fails as that one does. Not for nodes."""
+
+    KIND: ClassVar[int] = 16
+    transfer: U32
+    buffer: U32
+    offset: U53
+    nbytes: U53
+    route: U32
+
+
 Command: TypeAlias = (
     Alloc | Free | View | Write | Upload | Read | Download | Copy | Fill | Launch | Drop | Clear
+    | Signal | Wait | Send | Receive
 )  # fmt: skip
 
 _TABLE: Table[Command] = Table("command", get_args(Command))

@@ -58,6 +58,10 @@ def _dims(value: object) -> bool:
     return type(value) is list and 1 <= len(value) <= 3 and all(_u32(item) for item in value)
 
 
+def _u32s(value: object) -> bool:
+    return type(value) is list and all(_u32(item) for item in value)
+
+
 def _indices(value: object) -> bool:
     return type(value) is list and len(value) <= 64 and all(type(item) is int and 0 <= item < 64 for item in value)
 
@@ -90,6 +94,7 @@ OptionalDims = Annotated[
     list[int] | None, _optional(_dims), "an array of one to three unsigned 32-bit integers or null"
 ]
 OptionalIndices = Annotated[list[int] | None, _optional(_indices), "an array of argument indices or null"]
+U32s = Annotated[list[int], _u32s, "an array of unsigned 32-bit integers"]
 Bool = Annotated[bool, _bool, "true or false"]
 Value = Annotated[object, _any, "any value"]
 

@@ -22,7 +22,9 @@ from wsgrad.transport.fields import (
     OptionalText,
     Table,
     Text,
+    U32s,
     Value,
+    Values,
 )
 
 VERSION = 1
@@ -231,6 +233,79 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
+class Record:
+    """Client → server. Bulk: a server's part of a graph, an array in CBOR, to be run by `Run`.
+
+    `queues` pairs the part's device indices with queues, `bindings` its buffer numbers with buffers of those queues.
+    """
+
+    KIND: ClassVar[int] = 25
+    graph: U32
+    queues: Arrays
+    bindings: Arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Client → server: run a graph as one command on each of its queues, `numbers` pairing queues and numbers.
+
+    `bindings` holds `[buffer number, buffer, offset]` for what is substituted this time.
+    """
+
+    KIND: ClassVar[int] = 26
+    graph: U32
+    numbers: Arrays
+    bindings: Arrays
+    values: Values
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Client → server: a graph goes, once its last run is over."""
+
+    KIND: ClassVar[int] = 27
+    graph: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Client → server: no command will name these events any more."""
+
+    KIND: ClassVar[int] = 28
+    events: U32s
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Client → server: an event of another server has happened, or failed with this error."""
+
+    KIND: ClassVar[int] = 29
+    event: U32
+    code: OptionalText
+    message: Text
+    details: Map
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Client → server: another server will dial in for this session; answered by `Ticket`. `route` will be the link."""
+
+    KIND: ClassVar[int] = 30
+    route: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Client → server: open a link to another server with its ticket; answered by `Dialled`."""
+
+    KIND: ClassVar[int] = 31
+    route: U32
+    url: Text
+    ticket: Key
+    sha256: OptionalText
+
+
+@dataclass(frozen=True, slots=True)
 class Ack:
     """All commands of the queue up to `number` have run or were dropped."""
 
@@ -278,6 +353,25 @@ class Compiled:
     queue: U32
     program: U32
     ok: Bool
+    message: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Server → client: what another server needs to dial in, once and soon."""
+
+    KIND: ClassVar[int] = 37
+    route: U32
+    ticket: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Dialled:
+    """Server → client: the link is open (`code` is null), or why it is not or no longer."""
+
+    KIND: ClassVar[int] = 38
+    route: U32
+    code: OptionalText
     message: Text
 
 
@@ -338,13 +432,47 @@ class Fail:
     details: Map
 
 
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Server → node. Bulk: a piece, from `offset` of `total` bytes, of a device's part of a graph in CBOR."""
+
+    KIND: ClassVar[int] = 52
+    queue: U32
+    graph: U32
+    offset: U53
+    total: U53
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Server → node: run a graph as command `number`; `bindings` holds `[buffer number, buffer, offset]`."""
+
+    KIND: ClassVar[int] = 53
+    queue: U32
+    number: U53
+    graph: U32
+    bindings: Arrays
+    values: Values
+
+
+@dataclass(frozen=True, slots=True)
+class Unrecord:
+    """Server → node: a graph goes."""
+
+    KIND: ClassVar[int] = 54
+    queue: U32
+    graph: U32
+
+
 Message: TypeAlias = (
     Hello | Welcome | Join | Joined | Refused | Ping | Pong | Seen | Bye | Devices
     | Batch | Launches | Program | Chunk | Abort | Credit | Open | Reopen | Close
-    | Ack | Result | ReadData | Failed | Compiled | Attach | Load | Slot | Fail
+    | Record | Run | Forget | Release | Settle | Peer | Dial
+    | Ack | Result | ReadData | Failed | Compiled | Ticket | Dialled
+    | Attach | Load | Slot | Fail | Graph | Replay | Unrecord
 )  # fmt: skip
 
-BULK_KINDS = frozenset({Launches.KIND, Program.KIND, Chunk.KIND, ReadData.KIND})
+BULK_KINDS = frozenset({Launches.KIND, Program.KIND, Chunk.KIND, Record.KIND, ReadData.KIND, Graph.KIND})
 UNNUMBERED_KINDS = frozenset(range(16))
 
 
