@@ -32,6 +32,10 @@ class Server:
         self.port = port
         self.nursery = nursery
 
+    def session(self, client):
+        """The session behind a client."""
+        return self.hub._sessions[client.welcome.key]
+
     @asynccontextmanager
     async def client(self, *, key=None, received=0, port=None, link=None):
         """A connected client that has said hello."""

@@ -4,7 +4,7 @@ import secrets
 
 import pytest
 import trio
-from heart import NOTHING, eventually, processes_below, serving
+from heart import NOTHING, Queue, eventually, processes_below, serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -181,10 +181,14 @@ async def test_chunks_without_credit_and_commands_inside_an_upload_end_the_sessi
 
 async def test_opening_what_is_not_there_is_an_error_that_leaves_the_session(server):
     async with server.client() as client:
+        queue = client.queues[1] = Queue(client, 1)
         client.send(m.Open(1, "nowhere/cpu/0", {}))
+        queue.batch(c.Alloc(1, 4))  # a client does not wait for the answer
         failed, _ = await client.next(m.Failed)
         assert (failed.number, failed.code) == (0, "DeviceError")
         assert "nowhere/cpu/0" in failed.message
+        await queue.done()
+        client.send(m.Close(1))
         await client.open()
 
 

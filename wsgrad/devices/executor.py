@@ -183,6 +183,8 @@ class Executor:
                 self._begin()
                 self._program(work, task.bulk or memoryview(b""))
             case m.Fail():
+                if self._upload is not None and self._upload.number == work.number:
+                    self._upload = None  # the rest of its bytes will not come, for this reason
                 self._begin()
                 if self._error is None:
                     self._fail(work.number, work.code, work.message, work.details)

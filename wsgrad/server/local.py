@@ -90,7 +90,6 @@ class LocalPort(Port):
         }
         self._watchdog = Watchdog(limits.launch_seconds)
         self._ring = Ring.create()
-        self._taken = 0
         self._downloaded = 0
         self._socket, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
@@ -110,7 +109,7 @@ class LocalPort(Port):
         return False
 
     def next_slot(self) -> memoryview | None:
-        return self._ring.slot(UPLOAD_SLOTS[self._taken % len(UPLOAD_SLOTS)])
+        return self._ring.slot(UPLOAD_SLOTS[self._free[0]]) if self._free else None
 
     def send_program(self, message: Program, source: memoryview, job: Job | None) -> None:
         assert job is not None
@@ -142,15 +141,13 @@ class LocalPort(Port):
 
     # -- Port
 
-    def _take(self, bulk: memoryview, *, in_place: bool) -> int:
-        slot = UPLOAD_SLOTS[self._taken % len(UPLOAD_SLOTS)]
-        if not in_place:
-            self._ring.slot(slot)[: len(bulk)] = bulk
-        self._taken += 1
-        return slot
+    def _keep(self, slot: int, bulk: memoryview, *, owned: bool) -> memoryview:
+        place = self._ring.slot(UPLOAD_SLOTS[slot])[: len(bulk)]
+        place[:] = bulk
+        return place
 
     def _send_slot(self, transfer: int, offset: int, slot: int, bulk: memoryview) -> None:
-        message = Slot(self.number, transfer, offset, slot, len(bulk))
+        message = Slot(self.number, transfer, offset, UPLOAD_SLOTS[slot], len(bulk))
         self._write([cbor.encode(message_array(message))])
 
     def _send(self, head: bytes, bulk: memoryview | None) -> None:
@@ -255,11 +252,14 @@ class LocalPort(Port):
                     return
                 if not nbytes:
                     return
-                self._packet(buffer[:nbytes])
+                moved = self._packet(buffer[:nbytes])
                 if self.closed:
                     return
+                if moved:
+                    break
 
-    def _packet(self, packet: memoryview) -> None:
+    def _packet(self, packet: memoryview) -> bool:
+        """Hand on one packet; whether it stood for bulk, which takes so long to move that others get a turn."""
         try:
             end = cbor.scan(packet)
             raw = bytes(packet[:end])
@@ -279,6 +279,7 @@ class LocalPort(Port):
         if not isinstance(array, list):
             raise InvalidReply("a message that is no array")
         self.owner.reply(self, array, raw, bulk)
+        return bool(array) and array[0] == Slot.KIND
 
     async def _watch(self) -> None:
         """End the process when one command has run for too long, or when it does not become ready."""

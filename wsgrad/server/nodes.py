@@ -17,6 +17,7 @@ from wsgrad.errors import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wsgrad.errors import WsgradError
     from wsgrad.server.port import Port
     from wsgrad.server.queue import Queue
 
@@ -63,6 +64,15 @@ class Device:
             DeviceLost: its node is gone.
         """
         return self.opener(queue)
+
+
+def missing_device(identity: str, error: WsgradError) -> Device:
+    """A device that can't be opened, for a client that asks for one that is not there."""
+
+    def refuse(queue: Queue) -> Port:
+        raise error
+
+    return Device(identity[:200], {"dialects": []}, refuse)
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from wsgrad.transport.messages import CHUNK_BYTES
 
 if TYPE_CHECKING:
     from wsgrad.server.tables import Tables
+    from wsgrad.server.transfers import Flow
 
 ANSWER_NBYTES: Final = 128
 """What keeping an answer holds beside its data."""
@@ -25,11 +26,12 @@ class InvalidReply(Exception):
 
 @dataclass(slots=True)
 class Transfer:
-    """A download: what was asked and how far it came."""
+    """A download: what was asked and how far it came; `flow` where it goes to another queue instead of the client."""
 
     transfer: int
     number: int
     nbytes: int
+    flow: Flow | None = None
     offset: int = 0
 
 
@@ -152,8 +154,8 @@ class Outstanding:
         self._timed.popleft()
         return freed
 
-    def chunk(self, transfer: int, offset: int, nbytes: int) -> None:
-        """Check a chunk of a download: the next one, and of its full size."""
+    def chunk(self, transfer: int, offset: int, nbytes: int) -> Transfer:
+        """Check a chunk of a download: the next one, and of its full size. Returns the download."""
         download = self.downloads.get(transfer)
         if download is None or download.number > self.sent:
             raise InvalidReply(f"a chunk of transfer {transfer}, which is not under way")
@@ -163,6 +165,7 @@ class Outstanding:
                 f"{nbytes} bytes at {offset} of transfer {transfer}, where {expected} at {download.offset} come next"
             )
         download.offset += nbytes
+        return download
 
     def failed(self, number: int) -> None:
         """Check that a command may fail: under way, and none after it has failed before."""

@@ -6,6 +6,7 @@ A port belongs to one queue and one life of its device: it ends with the node an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,6 +15,8 @@ from wsgrad.transport import cbor
 from wsgrad.transport.messages import SLOTS, Attach, Close, Credit, message_array
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from wsgrad.server.programs import Job
     from wsgrad.transport.messages import Message, Program, Slot
 
@@ -31,6 +34,20 @@ class Loss:
     cause: str
     number: int | None = None
     timed_out: bool = False
+
+
+class DownloadChunk:
+    """A chunk of a download in its node's slot; calling it says that its bytes are no longer needed there."""
+
+    __slots__ = ("_changed", "done")
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self.done = False
+        self._changed = changed
+
+    def __call__(self) -> None:
+        self.done = True
+        self._changed()
 
 
 class Owner(Protocol):
@@ -62,16 +79,15 @@ class Port(ABC):
 
     Attributes:
         number: the queue's number on the way to the node.
-        chunks: upload chunks that occupy a slot, whether already sent or still held by the queue.
     """
 
     def __init__(self, owner: Owner, number: int) -> None:
         self.owner = owner
         self.number = number
         self.closed = False
-        self.chunks = 0
-        self._chunks_sent = 0
-        self._downloads = 0
+        self._free = deque(range(SLOTS))
+        self._with_node: deque[tuple[int, bool]] = deque()
+        self._downloads: deque[DownloadChunk] = deque()
 
     @property
     @abstractmethod
@@ -85,6 +101,11 @@ class Port(ABC):
     @abstractmethod
     def _end(self) -> None:
         """Free everything of the node that is this port's."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a slot is free for another chunk to the node."""
+        return bool(self._free)
 
     @abstractmethod
     def next_slot(self) -> memoryview | None:
@@ -103,8 +124,8 @@ class Port(ABC):
         """Whether the node compiles programs itself."""
 
     @abstractmethod
-    def _take(self, bulk: memoryview, *, in_place: bool) -> int:
-        """Keep a chunk until it is sent; returns the slot it occupies."""
+    def _keep(self, slot: int, bulk: memoryview, *, owned: bool) -> memoryview:
+        """Keep a chunk until it is sent; returns what to send, in memory that nobody else changes."""
 
     def send(self, head: bytes, bulk: memoryview | None = None) -> None:
         """Send a message that carries the client's queue number."""
@@ -119,39 +140,57 @@ class Port(ABC):
     def attach(self, session: int, device: int, options: dict[str, object]) -> None:
         self.send_message(Attach(self.number, session, device, options))
 
-    def take_chunk(self, bulk: memoryview, *, in_place: bool) -> int:
-        """A chunk of an upload has come: it occupies a slot from now on. Returns the slot.
+    def take_chunk(self, bulk: memoryview, *, in_place: bool = False, owned: bool = True) -> tuple[int, memoryview]:
+        """A chunk for the node has come: it occupies a slot from now on. There is room for it.
 
         Args:
             in_place: it was received into the memory that `next_slot` gave.
-        """
-        assert self.chunks < SLOTS  # the queue has checked the client's credit
-        slot = self._take(bulk, in_place=in_place)
-        self.chunks += 1
-        return slot
+            owned: its memory is nobody else's.
 
-    def send_chunk(self, transfer: int, offset: int, slot: int, bulk: memoryview) -> None:
+        Returns:
+            The slot, and what `send_chunk` is to be given.
+        """
+        slot = self._free.popleft()
+        return slot, bulk if in_place else self._keep(slot, bulk, owned=owned)
+
+    def send_chunk(self, transfer: int, offset: int, slot: int, bulk: memoryview, *, client: bool) -> None:
+        """Send a chunk that `take_chunk` took; `client` if its credit is the client's."""
         if not self.closed:
-            self._chunks_sent += 1
+            self._with_node.append((slot, client))
             self._send_slot(transfer, offset, slot, bulk)
 
-    def credit(self, slots: int) -> None:
-        """Check the node's credit for upload chunks that it has worked off."""
-        if not 1 <= slots <= self._chunks_sent:
-            raise InvalidReply(f"credit for {slots} chunks when {self._chunks_sent} are with it")
-        self._chunks_sent -= slots
-        self.chunks -= slots
+    def credit(self, slots: int) -> int:
+        """Check the node's credit for chunks that it has worked off. Returns how many of them were the client's."""
+        if not 1 <= slots <= len(self._with_node):
+            raise InvalidReply(f"credit for {slots} chunks when {len(self._with_node)} are with it")
+        clients = 0
+        for _ in range(slots):
+            slot, client = self._with_node.popleft()
+            self._free.append(slot)
+            clients += client
+        return clients
 
-    def take_download(self) -> None:
-        """Check that the node had credit for one more chunk of a download."""
-        if self._downloads >= SLOTS:
+    @property
+    def downloading(self) -> int:
+        """Chunks of downloads whose credit the node does not have back."""
+        return len(self._downloads)
+
+    def take_download(self) -> DownloadChunk:
+        """The node sends a chunk of a download; checks that it had credit for one more."""
+        if len(self._downloads) >= SLOTS:
             raise InvalidReply(f"more than {SLOTS} chunks without credit")
-        self._downloads += 1
+        chunk = DownloadChunk(self._download_done)
+        self._downloads.append(chunk)
+        return chunk
 
-    def download_seen(self) -> None:
-        """The client has a chunk: the node may send another."""
-        self._downloads -= 1
-        self.send_message(Credit(self.number, 1))
+    def _download_done(self) -> None:
+        # The node uses its slots in turn, so it may have one back only after those before it.
+        slots = 0
+        while self._downloads and self._downloads[0].done:
+            self._downloads.popleft()
+            slots += 1
+        if slots:
+            self.send_message(Credit(self.number, slots))
 
     def download_slot(self, message: Slot) -> memoryview:
         """The bytes of a chunk that lies in a shared ring."""
@@ -162,6 +201,7 @@ class Port(ABC):
         if not self.closed:
             self.send_message(Close(self.number))
             self.closed = True
+            self._downloads.clear()  # each refers to this port, which holds a mapping
             self._end()
 
 

@@ -1,25 +1,28 @@
 """One device in one session: commands in issue order to the node, replies back; it does no I/O of its own.
 
-Commands are checked when they come and kept in order while something holds them: a device that is opening, a program
-that compiles at its place, reads over the session's budget, a full way to the node. What the client is owed is pushed
-to its session. Nothing here waits: `pump` goes on where it stopped whenever what held the queue has gone.
+Commands are checked when they come and given to the queue's feed, which keeps them in order while something holds them.
+Replies are checked against what was asked; what the client is owed is pushed to its session, chunks of transfers go on
+to the other end. Nothing here waits.
 """
 
 from __future__ import annotations
 
 import enum
-from collections import deque
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 from wsgrad.errors import CompileError, DeviceLost, ProtocolError, Timeout, WsgradError, error_code, error_from_wire
+from wsgrad.server.events import Failure
+from wsgrad.server.faults import loss_error, with_compiler_words
+from wsgrad.server.feed import Feed, Load
 from wsgrad.server.intake import Intake, Submitted, Waiting
-from wsgrad.server.outstanding import ANSWER_NBYTES, InvalidReply, Outstanding, Sent
+from wsgrad.server.journal import Journal
+from wsgrad.server.outstanding import ANSWER_NBYTES, InvalidReply, Outstanding
 from wsgrad.server.port import Loss, Port, renumber
-from wsgrad.server.submission import SLICE, check_batch, check_launches, lost_upload, refusal
+from wsgrad.server.submission import SLICE, Incoming, Joint, check_batch, check_launches, check_lost, refusal
 from wsgrad.server.tables import Tables
 from wsgrad.transport import cbor
+from wsgrad.transport.commands import Clear, Receive, Send, Signal, Wait
 from wsgrad.transport.messages import (
     Abort,
     Ack,
@@ -47,8 +50,6 @@ if TYPE_CHECKING:
     from wsgrad.server.session import Session
     from wsgrad.server.tables import ProgramEntry
 
-_STEP: Final = 16
-"""Messages to the node before others get a turn."""
 _NOTHING: Final = memoryview(b"")
 
 
@@ -57,27 +58,6 @@ class State(enum.Enum):
     RUNNING = "running"
     LOST = "lost"
     CLOSED = "closed"
-
-
-@dataclass(slots=True)
-class _Load:
-    message: Program
-    source: memoryview
-    job: Job | None
-    nbytes: int
-
-
-@dataclass(slots=True)
-class _Piece:
-    """A chunk of an upload, in a slot, on its way to the node."""
-
-    transfer: int
-    offset: int
-    slot: int
-    bulk: memoryview
-
-
-_Item: TypeAlias = Sent | _Load | _Piece | Abort
 
 
 class Queue:
@@ -93,11 +73,12 @@ class Queue:
         )
         self._in = Intake(number)
         self._out = Outstanding()
+        self._journal = Journal()
+        self._feed = Feed(self, self._out, self._journal)
         self._opening = 0
-        self._pending: deque[_Item] = deque()
         self._compiling: dict[int, ProgramEntry] = {}
         self._announced = 0
-        self._given = _NOTHING
+        self._lost: Failure | None = None
         self._port: Port | None = None
         self._open_port(0)
 
@@ -138,18 +119,12 @@ class Queue:
         self._announced += 1
         if self._announced > 1 or self._in.waiting or self._port is None or self.state is State.LOST:
             return None
-        slot = self._port.next_slot()
-        if slot is not None:
-            self._given = slot[:nbytes]
-            return self._given
-        return None
+        return self._feed.give_slot(nbytes)
 
     def stop_receiving(self) -> bool:
         """The connection is over, no announced chunk will come. Returns whether one was on its way into a slot."""
-        receiving = self._announced > 0 and len(self._given) > 0
-        self._announced = 0
-        self._given = _NOTHING
-        return receiving
+        announced, self._announced = self._announced, 0
+        return self._feed.take_back() and announced > 0
 
     def submit(self, message: Submitted, raw: bytes, bulk: memoryview | None) -> None:
         """Take what the client sent.
@@ -164,7 +139,7 @@ class Queue:
             self.session.later(self)
         else:
             self._process(now)
-            self.pump()
+            self._feed.pump()
 
     def work(self) -> None:
         """Go on with what waits, for a moment; asks the session for another turn if need be."""
@@ -178,15 +153,20 @@ class Queue:
         else:
             if waiting:
                 self.session.later(self)
-        self.pump()
+        self._feed.pump()
 
     def close(self) -> None:
         """Free everything of the queue. Idempotent."""
         if self.state is State.CLOSED:
             return
-        self._in.waiting.clear()
-        self._forget()
         self.state = State.CLOSED
+        if self._lost is None:
+            self._lost = Failure("DeviceError", f"device {self.device.id!r} was closed", {"cause": self.device.id})
+        for waiting in self._in.waiting:
+            if isinstance(waiting.message, Batch):
+                self._drop_joint(waiting.message, self._lost)
+        self._in.waiting.clear()
+        self._forget(self._lost)
 
     # -- what the client submits --
 
@@ -202,12 +182,13 @@ class Queue:
             case Reopen():
                 self._in.begin(message.number, 1)
                 self._in.held -= waiting.nbytes
-                self._forget()
+                self._forget(Failure("DeviceLost", f"device {self.device.id!r} was reopened"))
+                self._journal.reset()
                 self._open_port(message.number)
             case Batch():
                 self._in.begin(message.first, len(message.commands))
-                if self.state is State.LOST:
-                    self._in.expect(lost_upload(message))
+                if self.state is State.LOST and self._lost is not None:
+                    self._in.expect(self._drop_joint(message, self._lost))
                     self._drop(waiting)
                 else:
                     self._batch(message, waiting)
@@ -218,7 +199,7 @@ class Queue:
                 if self.state is State.LOST:
                     self._drop(waiting)
                 else:
-                    self._pending.append(sent)
+                    self._feed.add(sent)
             case Program():
                 self._in.begin(message.number, 1)
                 if self.state is State.LOST:
@@ -234,15 +215,47 @@ class Queue:
         self._out.restart(self._in.next - 1)
         self._tell(Ack(self.number, self._in.next - 1))
 
+    def _drop_joint(self, batch: Batch, failure: Failure) -> Incoming | None:
+        """The commands of a batch will not run: those whom they concern learn why. Returns the batch's upload."""
+        session = self.session
+        joint, upload = check_lost(batch)
+        for command in joint:
+            match command:
+                case Signal():
+                    session.events.signal(command.event).settle(failure)
+                case Send():
+                    session.flow_from(command).source_failed(failure)
+                case Receive():
+                    session.flow_to(command).target_failed(failure)
+        return upload
+
     def _batch(self, batch: Batch, waiting: Waiting) -> None:
+        session = self.session
         checked = check_batch(batch, waiting.raw, waiting.nbytes, self._tables)
-        self.session.statistics.refused += checked.refused
+        session.statistics.refused += checked.refused
         for download in checked.downloads:
             if download.transfer in self._out.downloads:
                 raise ProtocolError(f"transfer {download.transfer} is in use")
             self._out.downloads[download.transfer] = download
         self._in.expect(checked.upload)
-        self._pending.extend(checked.sends)
+        for number, command in checked.marks:
+            match command:
+                case Signal():
+                    self._journal.add(number, session.events.signal(command.event))
+                case Clear():
+                    self._journal.add(number, command.error)
+                case Send():
+                    self._journal.add(number, session.flow_from(command))
+        for item in checked.sends:
+            if isinstance(item, Joint):
+                match item.command:
+                    case Wait():
+                        item.event = session.events.wait(item.command.event)
+                    case Send():
+                        item.flow = session.transfers.flow(item.command.route, item.command.transfer)
+                    case Receive():
+                        item.flow = session.flow_to(item.command)
+            self._feed.add(item)
 
     def _program(self, message: Program, waiting: Waiting) -> None:
         try:
@@ -255,7 +268,7 @@ class Queue:
             self.session.statistics.refused += 1
             sent = refusal(self.number, message.number, error)
             sent.nbytes = waiting.nbytes
-            self._pending.append(sent)
+            self._feed.add(sent)
             return
         job = None
         assert self._port is not None  # only a lost or closed queue has none
@@ -264,86 +277,55 @@ class Queue:
         else:
             job = self.session.compile(source, message)
             job.when_done(partial(self._compiled, entry, message.program))
-        self._pending.append(_Load(message, waiting.bulk, job, waiting.nbytes))
+        self._feed.add(Load(message, waiting.bulk, job, waiting.nbytes))
 
     def _compiled(self, entry: ProgramEntry, program: int, job: Job) -> None:
         if job.binary is None:
             entry.error = job.messages
         if self.state is not State.CLOSED:
             self._tell(Compiled(self.number, program, job.binary is not None, job.messages))
-            self.pump()
+            self._feed.pump()
 
     def _chunk(self, message: Chunk, bulk: memoryview) -> None:
         upload = self._in.chunk(message, len(bulk))
         self.session.statistics.uploaded += len(bulk)
-        in_place = self._given is bulk
-        if in_place:
-            self._given = _NOTHING
         if upload.refused or self._port is None or self.state is State.LOST:
+            self._feed.take_back()
             self._give_credit(1)
             return
-        slot = self._port.take_chunk(bulk, in_place=in_place)
-        self._pending.append(_Piece(message.transfer, message.offset, slot, bulk))
+        self._feed.add_piece(message.transfer, message.offset, bulk)
 
     def _abort(self, message: Abort) -> None:
         upload = self._in.upload
         if upload is not None and upload.transfer == message.transfer:
             self._in.upload = None
             if not upload.refused and self.state is not State.LOST:
-                self._pending.append(message)
+                self._feed.add(message)
         elif (download := self._out.downloads.get(message.transfer)) is not None and self._port is not None:
             if download.number <= self._out.sent:
                 # It must not wait behind later commands: the node may be waiting for credit for this very transfer.
                 self._port.send(cbor.encode(message_array(message)))
             else:
-                self._pending.append(message)
+                self._feed.add(message)
 
     # -- to the node --
 
-    def pump(self) -> None:
-        """Send to the node what may go."""
-        budget = _STEP
-        port = self._port
-        while self._pending and self.state is State.RUNNING and port is not None and not port.full:
-            if not budget:
-                self.session.later(self)
-                return
-            budget -= 1
-            item = self._pending[0]
-            match item:
-                case Sent():
-                    if item.reserved and not self.session.answers.take(item.reserved, self):
-                        return
-                    port.send(item.head, item.bulk)
-                    self._out.add(item)
-                case _Load():
-                    if item.job is not None and not item.job.done:
-                        return
-                    port.send_program(item.message, item.source, item.job)
-                    number = item.message.number
-                    self._out.add(Sent(number, number, item.nbytes, b""))
-                case _Piece():
-                    port.send_chunk(item.transfer, item.offset, item.slot, item.bulk)
-                case Abort():
-                    port.send(cbor.encode(message_array(item)))
-                case _:
-                    assert_never(item)
-            self._pending.popleft()
-
     def _may_reopen(self) -> bool:
         return self.state is State.LOST or (
-            self.state is State.RUNNING and not self._pending and self._out.acked == self._in.next - 1
+            self.state is State.RUNNING and not self._feed and self._out.acked == self._in.next - 1
         )
 
     def _open_port(self, number: int) -> None:
         self.state = State.OPENING
+        self._lost = None
         self._opening = number
         try:
             # Its node may have come back in the meantime, with the same ids.
             self.device = self.session.device(self.device.id) or self.device
-            self._port = self.device.open(self)
+            self._port = self._feed.port = self.device.open(self)
         except WsgradError as error:
-            self._lose(number, error, {"operation": "open"})
+            error.details.setdefault("operation", "open")
+            self._lose(number, error)
 
     # -- what the node says --
 
@@ -357,7 +339,7 @@ class Queue:
 
     def may_idle(self) -> bool:
         """Whether the node may be waiting for the client although it has commands: inside a transfer."""
-        return self._in.upload is not None or bool(self._out.downloads)
+        return self._in.upload is not None or bool(self._out.downloads) or self._feed.receiving
 
     def reply(self, port: Port, array: list[object], raw: bytes, bulk: memoryview | None) -> None:
         """Check one reply of the node and hand it on.
@@ -381,6 +363,7 @@ class Queue:
                 before = self._out.acked
                 done, freed = self._out.ack(message.number)
                 if message.number != before:
+                    self._journal.acked(message.number)
                     self._in.held -= done
                     self.session.answers.give(freed)
                     self._relay(port, raw)
@@ -395,17 +378,12 @@ class Queue:
                 self.session.answers.give(self._out.result(message.number, message.value))
                 self._relay(port, raw, None, partial(self.session.answers.give, ANSWER_NBYTES))
             case Slot() | Chunk():
-                port.take_download()
-                bulk = port.download_slot(message) if isinstance(message, Slot) else bulk
-                nbytes = 0 if bulk is None else len(bulk)
-                self._out.chunk(message.transfer, message.offset, nbytes)
-                self.session.statistics.downloaded += nbytes
-                chunk = Chunk(self.number, message.transfer, message.offset)
-                self.session.push(cbor.encode(message_array(chunk)), bulk, port.download_seen)
+                self._download(port, message, bulk)
             case Credit():
-                port.credit(message.slots)
-                self._in.credit += message.slots
-                self._relay(port, raw)
+                clients = port.credit(message.slots)
+                if clients:
+                    self._give_credit(clients)
+                self._feed.pump()
             case Failed():
                 self._failed(port, message)
             case Compiled():
@@ -417,80 +395,96 @@ class Queue:
             case _:
                 raise InvalidReply(f"a {type(message).__name__}, which no node sends")
 
+    def _download(self, port: Port, message: Slot | Chunk, bulk: memoryview | None) -> None:
+        seen = port.take_download()
+        owned = isinstance(message, Chunk)
+        if isinstance(message, Slot):
+            bulk = port.download_slot(message)
+        elif bulk is None:
+            bulk = _NOTHING
+        download = self._out.chunk(message.transfer, message.offset, len(bulk))
+        if download.flow is not None:
+            self.session.statistics.transferred += len(bulk)
+            download.flow.offer(bulk, seen, owned=owned)
+            return
+        self.session.statistics.downloaded += len(bulk)
+        chunk = Chunk(self.number, message.transfer, message.offset)
+        self.session.push(cbor.encode(message_array(chunk)), bulk, seen)
+
     def lost(self, port: Port, loss: Loss) -> None:
         """The node is gone."""
         if port is not self._port:
             return
         acked, sent = self._out.acked, self._out.sent
         number = loss.number if loss.number is not None and acked < loss.number <= sent else None
-        program = None if number is None else self._out.program_of(number, self._tables)
-        entry = None if program is None else self._tables.program(program)
-        if loss.timed_out:
-            who = "a command" if entry is None else f"program {entry.name!r}"
-            error: WsgradError = Timeout(f"{who} {loss.cause}; device.reopen() starts the device anew")
-        else:
-            what = f"device {self.device.id!r} is lost" if entry is None else f"program {entry.name!r} ended the device"
-            error = DeviceLost(f"{what}: {loss.cause}; device.reopen() starts it anew")
-        details: dict[str, object] = {"operation": "launch", "program": entry.name} if entry is not None else {}
+        error = loss_error(loss, self.device.id, self._entry(number))
         opening = self._opening if self.state is State.OPENING else None
         if opening is None:
             opening = acked + 1 if number is None else number
-        self._lose(opening, error, details)
+        self._lose(opening, error)
+
+    def _entry(self, number: int | None) -> ProgramEntry | None:
+        """The program that command `number` launches, if it is a launch."""
+        program = None if number is None else self._out.program_of(number, self._tables)
+        return None if program is None else self._tables.program(program)
 
     def _opened(self, port: Port, message: Message) -> None:
         match message:
             case Result(number=0):
                 self.state = State.RUNNING
+                self._feed.running = True
                 number = self._opening
                 self._out.restart(number)
                 self._tell(Result(self.number, number, message.value))
                 if number:
                     self._tell(Ack(self.number, number))
-                self.pump()
+                self._feed.pump()
                 if self._in.waiting:
                     self.session.later(self)
             case Failed(number=0):
-                error = error_from_wire(message.code, message.message, {})
-                self._lose(self._opening, error, message.details)
+                self._lose(self._opening, error_from_wire(message.code, message.message, message.details))
             case _:
                 raise InvalidReply(f"a {type(message).__name__} before it was ready")
 
     def _failed(self, port: Port, message: Failed) -> None:
         self._out.failed(message.number)
         self.session.statistics.errors += 1
-        error = error_from_wire(message.code, message.message, {})
-        if isinstance(error, DeviceLost | Timeout):
-            self._lose(message.number, error, message.details)
+        passed_on = self._journal.expected(message.number)
+        if passed_on is not None:
+            self._journal.failed(message.number, passed_on)
+            self._tell(Failed(self.number, message.number, passed_on.code, passed_on.message, passed_on.details))
             return
-        text, details = message.message, message.details
+        error = error_from_wire(message.code, message.message, message.details)
+        if isinstance(error, DeviceLost | Timeout):
+            self._lose(message.number, error)
+            return
         if isinstance(error, CompileError):
-            # A node that was given machine code does not know what the compiler said.
-            program = self._out.program_of(message.number, self._tables)
-            entry = None if program is None else self._tables.program(program)
-            if entry is not None and entry.error is not None:
-                text = f"program {entry.name!r} failed to compile\n{entry.error}"
-                details = details | {"program": entry.name}
-        self._tell(Failed(self.number, message.number, error_code(error), text, details))
+            error = with_compiler_words(error, self._entry(message.number))
+        self._journal.failed(message.number, Failure.of(error, device=self.device.id))
+        self._tell(Failed(self.number, message.number, error_code(error), str(error), error.details))
 
-    def _lose(self, number: int, error: WsgradError, details: dict[str, object]) -> None:
+    def _lose(self, number: int, error: WsgradError) -> None:
         self.session.statistics.lost += 1
-        self._tell(Failed(self.number, number, error_code(error), str(error), details | {"lost": True}))
+        self._tell(Failed(self.number, number, error_code(error), str(error), error.details | {"lost": True}))
         before = self._out.acked
-        self._forget()
+        self._journal.acked(number - 1)
+        self._lost = Failure.of(error, device=self.device.id)
+        self._forget(self._lost)
         self.state = State.LOST
         if self._out.acked > before:
             self._tell(Ack(self.number, self._out.acked))
         if self._in.waiting:
             self.session.later(self)
 
-    def _forget(self) -> None:
-        """The node and all that was on it are gone; what came before counts as done."""
+    def _forget(self, failure: Failure) -> None:
+        """The node and all that was on it are gone; what came before counts as done, what others wait for fails."""
         if self._port is not None:
             self._port.close()
-            self._port = None
-        self._pending.clear()
+            self._port = self._feed.port = None
+        self._feed.running = False
+        self._feed.drop(failure)
+        self._journal.drop(failure)
         self._compiling.clear()
-        self._given = _NOTHING
         self._tables.clear()
         self.session.answers.give(self._out.restart(self._in.next - 1))
         self._in.forget()

@@ -175,7 +175,7 @@ class RemotePort(Port):
     @property
     def may_download(self) -> bool:
         """Whether the node has credit for another chunk."""
-        return self._downloads < SLOTS
+        return self.downloading < SLOTS
 
     async def wait_open(self) -> None:
         """Give the node so much time to say that the queue is ready."""
@@ -189,8 +189,9 @@ class RemotePort(Port):
     def send_program(self, message: Program, source: memoryview, job: Job | None) -> None:
         self._send(cbor.encode(message_array(replace(message, queue=self.number))), source)
 
-    def _take(self, bulk: memoryview, *, in_place: bool) -> int:
-        return 0
+    def _keep(self, slot: int, bulk: memoryview, *, owned: bool) -> memoryview:
+        # It waits in the link until the connection takes it.
+        return bulk if owned else memoryview(bytes(bulk))
 
     def _send_slot(self, transfer: int, offset: int, slot: int, bulk: memoryview) -> None:
         self._send(cbor.encode(message_array(Chunk(self.number, transfer, offset))), bulk)

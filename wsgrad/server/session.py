@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from wsgrad.errors import DeviceError, LimitExceeded, ProtocolError, WsgradError, error_code
+from wsgrad.errors import DeviceError, LimitExceeded, ProtocolError
+from wsgrad.server.events import Events
 from wsgrad.server.limits import MAX_QUEUES, MAX_RETAINED, Limits
+from wsgrad.server.nodes import missing_device
 from wsgrad.server.queue import Queue
 from wsgrad.server.tables import Quota
+from wsgrad.server.transfers import Transfers
 from wsgrad.transport import cbor
 from wsgrad.transport.link import Link
 from wsgrad.transport.messages import (
@@ -24,12 +27,13 @@ from wsgrad.transport.messages import (
     Chunk,
     Close,
     Devices,
-    Failed,
     Launches,
     Open,
     Program,
+    Release,
     Reopen,
     Seen,
+    Settle,
     Welcome,
     message_array,
     parse_message,
@@ -41,6 +45,8 @@ if TYPE_CHECKING:
     from wsgrad.server.hub import Hub
     from wsgrad.server.nodes import Device
     from wsgrad.server.programs import Job
+    from wsgrad.server.transfers import Flow
+    from wsgrad.transport.commands import Receive, Send
     from wsgrad.transport.connection import Received
     from wsgrad.transport.trio_driver import TrioConnection
 
@@ -92,6 +98,8 @@ class Session:
         self.statistics = hub.statistics
         self.quota = Quota(limits.max_session_memory, limits.max_buffers, limits.max_programs)
         self.answers = Answers(self.later)
+        self.events = Events()
+        self.transfers = Transfers()
         self.connection: TrioConnection | None = None
         self.ended = trio.Event()
         self.freed = trio.Event()
@@ -231,6 +239,10 @@ class Session:
                 self._queue(message.queue).submit(message, received.raw, received.bulk)
             case Seen():
                 self._link.seen(message.count)
+            case Release():
+                self.events.release(message.events)
+            case Settle():
+                self.events.settle(message)
             case Open():
                 self._open(message)
             case Close():
@@ -251,6 +263,26 @@ class Session:
     def device(self, device: str) -> Device | None:
         """The device of that id, if it is there now."""
         return self._hub.device(device)
+
+    def flow_from(self, command: Send) -> Flow:
+        """The transfer that a queue sends.
+
+        Raises:
+            ProtocolError: it is sent already.
+        """
+        flow = self.transfers.flow(command.route, command.transfer)
+        flow.send(command.nbytes)
+        return flow
+
+    def flow_to(self, command: Receive) -> Flow:
+        """The transfer that a queue receives.
+
+        Raises:
+            ProtocolError: it is received already.
+        """
+        flow = self.transfers.flow(command.route, command.transfer)
+        flow.receive(command.nbytes)
+        return flow
 
     def compile(self, source: str, message: Program) -> Job:
         """Start to compile a program for one of the queues."""
@@ -284,16 +316,15 @@ class Session:
     def _open(self, message: Open) -> None:
         if message.queue in self._queues:
             raise ProtocolError(f"queue {message.queue} is open already")
-        try:
-            if len(self._queues) >= MAX_QUEUES:
-                raise LimitExceeded(f"a session may have {MAX_QUEUES} open devices")
-            device = self.device(message.device)
-            if device is None:
-                raise DeviceError(f"there is no device {message.device[:200]!r}")
-        except WsgradError as error:
-            details: dict[str, object] = {"operation": "open", "lost": True}
-            self.push(cbor.encode(message_array(Failed(message.queue, 0, error_code(error), str(error), details))))
-            return
+        if len(self._queues) >= 2 * MAX_QUEUES:
+            raise ProtocolError(f"{len(self._queues)} queues, most of which never opened", close_code=1008)
+        device = self.device(message.device)
+        if device is None:
+            device = missing_device(message.device, DeviceError(f"there is no device {message.device[:200]!r}"))
+        elif len(self._queues) >= MAX_QUEUES:
+            error = LimitExceeded(f"a session may have {MAX_QUEUES} open devices")
+            device = missing_device(message.device, error)
+        # One that can't open exists all the same: commands for it are on their way, and others may wait for them.
         self._queues[message.queue] = Queue(self, message.queue, device)
         _log.info("session %d opens %s", self.number, device.id)
 

@@ -15,6 +15,7 @@ class Statistics:
         received: bytes of clients' messages.
         uploaded: bytes of chunks that clients sent.
         downloaded: bytes of chunks that went to clients.
+        transferred: bytes of chunks that went from one device to another.
         launches: launches that came packed.
         refused: commands that the session refused.
         errors: commands that failed on a device.
@@ -28,6 +29,7 @@ class Statistics:
     received: int = 0
     uploaded: int = 0
     downloaded: int = 0
+    transferred: int = 0
     launches: int = 0
     refused: int = 0
     errors: int = 0

@@ -1,7 +1,9 @@
 """Checks what a client submits to a queue and turns it into messages for a node; pure, it keeps and sends nothing.
 
 A batch goes on as it came where all of it passes. A refused command is replaced by a `Fail` in its place, so that it
-fails in the queue's order; a batch that asks for much data is cut, so that its reads can wait for room.
+fails in the queue's order; a batch that asks for much data is cut, so that its reads can wait for room. It is cut at
+what concerns other queues too: a signal becomes a command that does nothing and ends its piece, so that it is
+acknowledged at once; a wait or one end of a transfer is handed back to the queue.
 """
 
 from __future__ import annotations
@@ -11,18 +13,35 @@ from typing import TYPE_CHECKING, Final
 
 from wsgrad.errors import ProtocolError, WsgradError, error_code
 from wsgrad.server.outstanding import ANSWER_NBYTES, Sent, Transfer
+from wsgrad.server.transfers import ROUTED
 from wsgrad.transport import cbor
-from wsgrad.transport.commands import Download, Launch, Read, Upload, parse_command
+from wsgrad.transport.commands import (
+    Clear,
+    Download,
+    Launch,
+    Read,
+    Receive,
+    Send,
+    Signal,
+    Upload,
+    Wait,
+    command_array,
+    parse_command,
+)
 from wsgrad.transport.messages import MAX_WORDS_BYTES, Batch, Fail, Launches, message_array
 
 if TYPE_CHECKING:
+    from wsgrad.server.events import Event
     from wsgrad.server.tables import Tables
+    from wsgrad.server.transfers import Flow
     from wsgrad.transport.commands import Command
 
 SLICE: Final = 64
 """Commands that are checked before others get a turn."""
 MAX_RESERVED: Final = 1 << 20
 """Bytes of answers that one message to a node may ask for, unless a single read asks for more."""
+NOTHING: Final = command_array(Clear(0))
+"""For a node: no command has number 0, so nothing is cleared."""
 _LEAST_LAUNCH_NBYTES: Final = 8
 
 
@@ -37,10 +56,34 @@ class Incoming:
 
 
 @dataclass(slots=True)
-class Checked:
-    """What a batch became."""
+class Joint:
+    """A command that concerns another queue too: the queue carries it out itself.
 
-    sends: list[Sent] = field(default_factory=list)
+    Attributes:
+        error: why it was refused, if it was.
+        event: what it waits for; set by the queue.
+        flow: the transfer that it is an end of; set by the queue.
+    """
+
+    number: int
+    command: Wait | Send | Receive
+    error: WsgradError | None = None
+    nbytes: int = 0
+    event: Event | None = None
+    flow: Flow | None = None
+
+
+@dataclass(slots=True)
+class Checked:
+    """What a batch became.
+
+    Attributes:
+        sends: what goes to the node, in order, with what the queue does itself in between.
+        marks: signals, cleared errors and sends, by their numbers.
+    """
+
+    sends: list[Sent | Joint] = field(default_factory=list)
+    marks: list[tuple[int, Signal | Clear | Send]] = field(default_factory=list)
     downloads: list[Transfer] = field(default_factory=list)
     upload: Incoming | None = None
     refused: int = 0
@@ -68,28 +111,32 @@ def check_batch(batch: Batch, raw: bytes | None, nbytes: int, tables: Tables) ->
     sends = checked.sends
     piece = Sent(batch.first, 0, 0, b"")
     reserved = 0
+
+    def cut(after: int) -> None:
+        """End the piece behind that command and begin another one."""
+        nonlocal piece, reserved
+        if after >= piece.first:
+            sends.append(_finish(piece, after, batch, raw if (piece.first, after) == (batch.first, last) else None))
+        piece = Sent(after + 1, 0, 0, b"")
+        reserved = 0
+
+    last = batch.first + len(batch.commands) - 1
     for number, array in enumerate(batch.commands, batch.first):
         command = parse_command(array)
-        refused = False
-        try:
-            tables.check(command)
-            if type(command) is Download and any(d.transfer == command.transfer for d in checked.downloads):
-                raise ProtocolError(f"transfer {command.transfer} is in use")
-        except ProtocolError:
-            raise
-        except WsgradError as error:
-            refused = True
-            checked.refused += 1
-            if number > piece.first:
-                sends.append(_finish(piece, number - 1, batch, None))
-            sends.append(refusal(batch.queue, number, error, command, tables))
-            piece = Sent(number + 1, 0, 0, b"")
-            reserved = 0
+        error = _refused(command, tables, checked)
         if type(command) is Upload:
-            if number - batch.first != len(batch.commands) - 1:
+            if number != last:
                 raise ProtocolError("an upload is not the last command of its batch")
-            checked.upload = Incoming(command.transfer, command.nbytes, refused)
-        if refused:
+            checked.upload = Incoming(command.transfer, command.nbytes, error is not None)
+        if isinstance(command, Wait | Send | Receive) or error is not None:
+            cut(number - 1)
+            piece.first = number + 1
+            if isinstance(command, Wait | Send | Receive):
+                sends.append(Joint(number, command, error))
+                if isinstance(command, Send):
+                    checked.marks.append((number, command))
+            elif error is not None:
+                sends.append(refusal(batch.queue, number, error, command, tables))
             continue
         match command:
             case Read():
@@ -102,17 +149,35 @@ def check_batch(batch: Batch, raw: bytes | None, nbytes: int, tables: Tables) ->
                     reserved += ANSWER_NBYTES
             case Download():
                 checked.downloads.append(Transfer(command.transfer, number, command.nbytes))
-        if reserved >= MAX_RESERVED:
-            sends.append(_finish(piece, number, batch, None))
-            piece = Sent(number + 1, 0, 0, b"")
-            reserved = 0
-    last = batch.first + len(batch.commands) - 1
-    if piece.first <= last:
-        sends.append(_finish(piece, last, batch, raw if piece.first == batch.first else None))
+            case Clear():
+                checked.marks.append((number, command))
+            case Signal():
+                checked.marks.append((number, command))
+                batch.commands[number - batch.first] = NOTHING
+                raw = None
+        if reserved >= MAX_RESERVED or type(command) is Signal:
+            cut(number)
+    cut(last)
     if not sends:
         raise ProtocolError("a batch without commands")
     sends[-1].nbytes = nbytes
     return checked
+
+
+def _refused(command: Command, tables: Tables, checked: Checked) -> WsgradError | None:
+    """Why a command is refused, if it is; else the tables have noted it."""
+    try:
+        tables.check(command)
+    except ProtocolError:
+        raise
+    except WsgradError as error:
+        checked.refused += 1
+        return error
+    if isinstance(command, Upload | Download) and command.transfer >= ROUTED:
+        raise ProtocolError(f"transfer {command.transfer}; ids of transfers are below {ROUTED}")
+    if type(command) is Download and any(d.transfer == command.transfer for d in checked.downloads):
+        raise ProtocolError(f"transfer {command.transfer} is in use")
+    return None
 
 
 def check_launches(message: Launches, raw: bytes, words: memoryview, nbytes: int) -> Sent:
@@ -128,15 +193,24 @@ def check_launches(message: Launches, raw: bytes, words: memoryview, nbytes: int
     return Sent(message.first, last, nbytes, raw, words, packed=True)
 
 
-def lost_upload(batch: Batch) -> Incoming | None:
-    """The upload that a batch for a lost device ends with; its chunks will come all the same."""
-    for index, array in enumerate(batch.commands):
+def check_lost(batch: Batch) -> tuple[list[Signal | Send | Receive], Incoming | None]:
+    """What of a batch for a lost device concerns others, and the upload it ends with, whose chunks will come.
+
+    Raises:
+        ProtocolError: a command is malformed, or an upload is not the last one.
+    """
+    joint: list[Signal | Send | Receive] = []
+    upload = None
+    for number, array in enumerate(batch.commands, batch.first):
         command = parse_command(array)
-        if type(command) is Upload:
-            if index != len(batch.commands) - 1:
-                raise ProtocolError("an upload is not the last command of its batch")
-            return Incoming(command.transfer, command.nbytes, refused=True)
-    return None
+        match command:
+            case Upload():
+                if number != batch.first + len(batch.commands) - 1:
+                    raise ProtocolError("an upload is not the last command of its batch")
+                upload = Incoming(command.transfer, command.nbytes, refused=True)
+            case Signal() | Send() | Receive():
+                joint.append(command)
+    return joint, upload
 
 
 def refusal(

@@ -1,0 +1,261 @@
+"""What a queue still has to give to its node, in order, and what holds it: programs, waits, transfers, a full way.
+
+It sends through a port and notes what it sent; it checks nothing and hears no replies. Nothing here waits: `pump` goes
+on where it stopped whenever what held it has gone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
+
+from wsgrad.server.events import Failure
+from wsgrad.server.outstanding import Sent, Transfer
+from wsgrad.server.submission import NOTHING, Joint, refusal
+from wsgrad.server.transfers import ROUTED
+from wsgrad.transport import cbor
+from wsgrad.transport.commands import Download, Receive, Send, Upload, Wait, command_array
+from wsgrad.transport.messages import Abort, Batch, Program, message_array
+
+if TYPE_CHECKING:
+    from wsgrad.server.journal import Journal
+    from wsgrad.server.outstanding import Outstanding
+    from wsgrad.server.port import Port
+    from wsgrad.server.programs import Job
+    from wsgrad.server.queue import Queue
+    from wsgrad.transport.commands import Command
+
+_STEP: Final = 16
+"""Messages to the node before others get a turn."""
+_NOTHING: Final = memoryview(b"")
+
+
+@dataclass(slots=True)
+class Load:
+    """A program, and its compilation where the node gets machine code."""
+
+    message: Program
+    source: memoryview
+    job: Job | None
+    nbytes: int
+
+
+@dataclass(slots=True)
+class Piece:
+    """A chunk of a client's upload on its way to the node; without a slot while a transfer before it needs them."""
+
+    transfer: int
+    offset: int
+    bulk: memoryview
+    slot: int | None = None
+
+
+Item: TypeAlias = Sent | Load | Piece | Abort | Joint
+
+
+class Feed:
+    """Of one queue. While a transfer to the queue is under way, it is the transfer's target.
+
+    Attributes:
+        port: the way to the node; None while there is none.
+        running: whether the node is ready.
+        receives: transfers to this queue that are not over.
+    """
+
+    def __init__(self, queue: Queue, out: Outstanding, journal: Journal) -> None:
+        self.port: Port | None = None
+        self.running = False
+        self.receives = 0
+        self._queue = queue
+        self._out = out
+        self._journal = journal
+        self._items: deque[Item] = deque()
+        self._receiving: Joint | None = None
+        self._offset = 0
+        self._given = _NOTHING
+
+    def __bool__(self) -> bool:
+        """Whether something waits."""
+        return bool(self._items) or self._receiving is not None
+
+    @property
+    def receiving(self) -> bool:
+        """Whether the node is inside of a transfer to this queue."""
+        return self._receiving is not None
+
+    def add(self, item: Item) -> None:
+        """The next thing for the node."""
+        if isinstance(item, Joint) and isinstance(item.command, Receive):
+            self.receives += 1
+        self._items.append(item)
+
+    def pump(self) -> None:
+        """Send to the node what may go."""
+        if self._receiving is not None and self._receiving.flow is not None:
+            self._receiving.flow.pump()
+        budget = _STEP
+        port = self.port
+        while self._items and self._receiving is None and self.running and port is not None and not port.full:
+            if not budget:
+                self._queue.later()
+                return
+            budget -= 1
+            if not self._send(self._items[0], port):
+                return
+            self._items.popleft()
+
+    def drop(self, failure: Failure) -> None:
+        """The node is gone, or the queue is closed: what waits will not run, and others learn why."""
+        items, self._items = self._items, deque()
+        receiving, self._receiving = self._receiving, None
+        self.receives = 0
+        self._given = _NOTHING
+        for item in [receiving, *items]:
+            if isinstance(item, Joint) and isinstance(item.command, Receive) and item.flow is not None:
+                item.flow.target_failed(failure)
+
+    # -- chunks of a client's uploads
+
+    def give_slot(self, nbytes: int) -> memoryview | None:
+        """Where a chunk that is about to come may be received, if a slot is free and no transfer needs it."""
+        slot = None if self.receives or self.port is None else self.port.next_slot()
+        if slot is None:
+            return None
+        self._given = slot[:nbytes]
+        return self._given
+
+    def take_back(self) -> bool:
+        """No chunk will come into the slot that was given. Returns whether there was one."""
+        given, self._given = self._given, _NOTHING
+        if given and self._receiving is not None:
+            self._queue.later()
+        return len(given) > 0
+
+    def add_piece(self, transfer: int, offset: int, bulk: memoryview) -> None:
+        """A chunk has come, into the slot that was given or into memory of its own."""
+        in_place = bulk is self._given
+        if in_place:
+            self._given = _NOTHING
+        piece = Piece(transfer, offset, bulk)
+        assert self.port is not None
+        if in_place or (not self.receives and self.port.has_room):
+            piece.slot, piece.bulk = self.port.take_chunk(bulk, in_place=in_place)
+        self._items.append(piece)
+
+    # -- a transfer's target
+
+    @property
+    def has_room(self) -> bool:
+        port = self.port
+        return port is not None and port.has_room and not port.full and not self._given
+
+    def put(self, bulk: memoryview, *, owned: bool) -> None:
+        assert self.port is not None
+        assert self._receiving is not None
+        assert self._receiving.flow is not None
+        slot, kept = self.port.take_chunk(bulk, owned=owned)
+        self.port.send_chunk(ROUTED | self._receiving.flow.number, self._offset, slot, kept, client=False)
+        self._offset += len(bulk)
+
+    def finished(self) -> None:
+        self._receiving = None
+        self.receives -= 1
+        self._queue.later()
+
+    def failed(self, failure: Failure) -> None:
+        assert self.port is not None
+        assert self._receiving is not None
+        number = self._receiving.number
+        self._journal.expect(number, failure)
+        self.port.send(failure.fail(self._queue.number, number))
+        self.finished()
+
+    # -- sending
+
+    def _send(self, item: Item, port: Port) -> bool:
+        """Whether it went."""
+        match item:
+            case Sent():
+                if item.reserved and not self._queue.session.answers.take(item.reserved, self._queue):
+                    return False
+                port.send(item.head, item.bulk)
+                self._out.add(item)
+            case Load():
+                if item.job is not None and not item.job.done:
+                    return False
+                port.send_program(item.message, item.source, item.job)
+                number = item.message.number
+                self._out.add(Sent(number, number, item.nbytes, b""))
+            case Piece():
+                if item.slot is None:
+                    if not self.has_room:
+                        return False
+                    item.slot, item.bulk = port.take_chunk(item.bulk)
+                port.send_chunk(item.transfer, item.offset, item.slot, item.bulk, client=True)
+            case Abort():
+                port.send(cbor.encode(message_array(item)))
+            case Joint():
+                return self._join(item, port)
+            case _:
+                assert_never(item)
+        return True
+
+    def _join(self, item: Joint, port: Port) -> bool:
+        command = item.command
+        if item.error is not None:
+            refused = refusal(self._queue.number, item.number, item.error, command)
+            refused.nbytes = item.nbytes
+            port.send(refused.head)
+            self._out.add(refused)
+            if isinstance(command, Receive) and item.flow is not None:
+                self.receives -= 1
+                item.flow.target_failed(Failure.of(item.error, device=self._queue.device.id))
+            return True
+        match command:
+            case Wait():
+                event = item.event
+                assert event is not None
+                if not event.settled:
+                    event.when_settled(self._queue.later)
+                    return False
+                self._go_on(item, port, event.failure)
+            case Send():
+                flow = item.flow
+                assert flow is not None
+                if flow.failure is not None:
+                    self._go_on(item, port, None)
+                    return True
+                transfer = ROUTED | flow.number
+                self._out.downloads[transfer] = Transfer(transfer, item.number, command.nbytes, flow)
+                flow.stop = lambda _: port.send(cbor.encode(message_array(Abort(self._queue.number, transfer))))
+                self._command(item, port, Download(transfer, command.buffer, command.offset, command.nbytes))
+            case Receive():
+                flow = item.flow
+                assert flow is not None
+                if flow.failure is not None:
+                    failure = flow.failure
+                    self.receives -= 1
+                    self._go_on(item, port, failure)
+                    flow.target_failed(failure)
+                    return True
+                upload = Upload(ROUTED | flow.number, command.buffer, command.offset, command.nbytes)
+                self._command(item, port, upload)
+                self._receiving = item
+                self._offset = 0
+                flow.start(self)
+        return True
+
+    def _go_on(self, item: Joint, port: Port, failure: Failure | None) -> None:
+        """The command is done, or fails with another's error."""
+        if failure is None:
+            self._command(item, port, None)
+            return
+        self._journal.expect(item.number, failure)
+        port.send(failure.fail(self._queue.number, item.number))
+        self._out.add(Sent(item.number, item.number, item.nbytes, b""))
+
+    def _command(self, item: Joint, port: Port, command: Command | None) -> None:
+        array = NOTHING if command is None else command_array(command)
+        port.send(cbor.encode(message_array(Batch(self._queue.number, item.number, [array]))))
+        self._out.add(Sent(item.number, item.number, item.nbytes, b""))
