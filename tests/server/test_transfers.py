@@ -180,7 +180,7 @@ async def test_an_error_before_the_send_reaches_the_receiver_with_its_cause(serv
         a.batch(c.Alloc(1, 4 * MIB))
         b.batch(c.Alloc(1, 4 * MIB))
         a.launches([0, 0, 1], 1)
-        sent, received = transfer(a, b, 1, 4 * MIB)
+        _, received = transfer(a, b, 1, 4 * MIB)
         first, second = await a.failure(), await b.failure()
         assert first.code == second.code == "CompileError"
         assert first.message == second.message
@@ -254,7 +254,7 @@ async def test_a_device_lost_in_the_middle_of_a_transfer(server):
         b.batch(c.Alloc(1, nbytes))
         await a.done()
         await b.done()
-        sent, received = transfer(a, b, 1, nbytes)
+        _, received = transfer(a, b, 1, nbytes)
         await eventually(lambda: server.hub.statistics.transferred > 4 * MIB)
         port = server.session(client)._queues[1]._port
         os.kill(port._process.pid, 9)
