@@ -445,12 +445,16 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Server → node: run a graph as command `number`; `bindings` holds `[buffer number, buffer, offset]`."""
+    """Server → node: run a graph as command `number`; `bindings` holds `[buffer number, buffer, offset]`.
+
+    The first of its sends and receives on this device is transfer `transfer`, the others are numbered on from there.
+    """
 
     KIND: ClassVar[int] = 53
     queue: U32
     number: U53
     graph: U32
+    transfer: U32
     bindings: Arrays
     values: Values
 
