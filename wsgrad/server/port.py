@@ -6,6 +6,7 @@ A port belongs to one queue and one life of its device: it ends with the node an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -70,7 +71,7 @@ class Port(ABC):
         self.number = number
         self.closed = False
         self.chunks = 0
-        self._chunks_sent = 0
+        self._fed: deque[bool] = deque()
         self._downloads = 0
 
     @property
@@ -130,17 +131,18 @@ class Port(ABC):
         self.chunks += 1
         return slot
 
-    def send_chunk(self, transfer: int, offset: int, slot: int, bulk: memoryview) -> None:
+    def send_chunk(self, transfer: int, offset: int, slot: int, bulk: memoryview, *, fed: bool = False) -> None:
+        """Send a chunk that was taken; `fed` if its bytes are this server's own and no client waits for its credit."""
         if not self.closed:
-            self._chunks_sent += 1
+            self._fed.append(fed)
             self._send_slot(transfer, offset, slot, bulk)
 
-    def credit(self, slots: int) -> None:
-        """Check the node's credit for upload chunks that it has worked off."""
-        if not 1 <= slots <= self._chunks_sent:
-            raise InvalidReply(f"credit for {slots} chunks when {self._chunks_sent} are with it")
-        self._chunks_sent -= slots
+    def credit(self, slots: int) -> int:
+        """Check the node's credit for upload chunks that it has worked off. Returns how many were a client's."""
+        if not 1 <= slots <= len(self._fed):
+            raise InvalidReply(f"credit for {slots} chunks when {len(self._fed)} are with it")
         self.chunks -= slots
+        return sum(not self._fed.popleft() for _ in range(slots))
 
     def take_download(self) -> None:
         """Check that the node had credit for one more chunk of a download."""

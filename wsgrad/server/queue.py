@@ -14,10 +14,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
 
 from wsgrad.errors import CompileError, DeviceLost, ProtocolError, Timeout, WsgradError, error_code, error_from_wire
+from wsgrad.server.cached import CachedUploads
 from wsgrad.server.intake import Intake, Submitted, Waiting
 from wsgrad.server.outstanding import ANSWER_NBYTES, InvalidReply, Outstanding, Sent
 from wsgrad.server.port import Loss, Port, renumber
-from wsgrad.server.submission import SLICE, check_batch, check_launches, lost_upload, refusal
+from wsgrad.server.submission import SLICE, CachedUpload, check_batch, check_launches, lost_upload, refusal
 from wsgrad.server.tables import Tables
 from wsgrad.transport import cbor
 from wsgrad.transport.messages import (
@@ -77,7 +78,7 @@ class _Piece:
     bulk: memoryview
 
 
-_Item: TypeAlias = Sent | _Load | _Piece | Abort
+_Item: TypeAlias = Sent | _Load | _Piece | Abort | CachedUpload
 
 
 class Queue:
@@ -93,6 +94,15 @@ class Queue:
         )
         self._in = Intake(number)
         self._out = Outstanding()
+        self._cached = CachedUploads(
+            number,
+            session.blobs,
+            self._in,
+            session.statistics,
+            tell=self._tell,
+            give_credit=self._give_credit,
+            pump=self.pump,
+        )
         self._opening = 0
         self._pending: deque[_Item] = deque()
         self._compiling: dict[int, ProgramEntry] = {}
@@ -136,7 +146,7 @@ class Queue:
         """
         self._in.check_chunk(nbytes)
         self._announced += 1
-        if self._announced > 1 or self._in.waiting or self._port is None or self.state is State.LOST:
+        if self._announced > 1 or self._in.waiting or self._in.late or self._port is None or self.state is State.LOST:
             return None
         slot = self._port.next_slot()
         if slot is not None:
@@ -242,6 +252,9 @@ class Queue:
                 raise ProtocolError(f"transfer {download.transfer} is in use")
             self._out.downloads[download.transfer] = download
         self._in.expect(checked.upload)
+        for sent in checked.sends:
+            if isinstance(sent, CachedUpload):
+                self._cached.admit(sent)
         self._pending.extend(checked.sends)
 
     def _program(self, message: Program, waiting: Waiting) -> None:
@@ -282,12 +295,20 @@ class Queue:
         if upload.refused or self._port is None or self.state is State.LOST:
             self._give_credit(1)
             return
+        if upload.number:
+            if not self._cached.chunk(message.transfer, memoryview(bytes(bulk)) if in_place else bulk):
+                self._give_credit(1)
+            return
+        self._cached.check_chunk(message.transfer)
         slot = self._port.take_chunk(bulk, in_place=in_place)
         self._pending.append(_Piece(message.transfer, message.offset, slot, bulk))
 
     def _abort(self, message: Abort) -> None:
         upload = self._in.upload
-        if upload is not None and upload.transfer == message.transfer:
+        self._in.give_up(message.transfer)
+        if self._cached.abort(message.transfer):
+            pass
+        elif upload is not None and upload.transfer == message.transfer:
             self._in.upload = None
             if not upload.refused and self.state is not State.LOST:
                 self._pending.append(message)
@@ -326,6 +347,9 @@ class Queue:
                     port.send_chunk(item.transfer, item.offset, item.slot, item.bulk)
                 case Abort():
                     port.send(cbor.encode(message_array(item)))
+                case CachedUpload():
+                    if not self._cached.advance(item, port, self._out):
+                        return
                 case _:
                     assert_never(item)
             self._pending.popleft()
@@ -357,7 +381,7 @@ class Queue:
 
     def may_idle(self) -> bool:
         """Whether the node may be waiting for the client although it has commands: inside a transfer."""
-        return self._in.upload is not None or bool(self._out.downloads)
+        return self._in.upload is not None or bool(self._out.downloads) or self._cached.feeding
 
     def reply(self, port: Port, array: list[object], raw: bytes, bulk: memoryview | None) -> None:
         """Check one reply of the node and hand it on.
@@ -403,9 +427,14 @@ class Queue:
                 chunk = Chunk(self.number, message.transfer, message.offset)
                 self.session.push(cbor.encode(message_array(chunk)), bulk, port.download_seen)
             case Credit():
-                port.credit(message.slots)
-                self._in.credit += message.slots
-                self._relay(port, raw)
+                slots = port.credit(message.slots)
+                if slots == message.slots:
+                    self._in.credit += slots
+                    self._relay(port, raw)
+                else:
+                    self._give_credit(slots)
+                if self._cached:
+                    self.pump()
             case Failed():
                 self._failed(port, message)
             case Compiled():
@@ -489,6 +518,7 @@ class Queue:
             self._port.close()
             self._port = None
         self._pending.clear()
+        self._cached.forget()
         self._compiling.clear()
         self._given = _NOTHING
         self._tables.clear()

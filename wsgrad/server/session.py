@@ -90,6 +90,7 @@ class Session:
         self.number = number
         self.limits = limits
         self.statistics = hub.statistics
+        self.blobs = hub.blobs
         self.quota = Quota(limits.max_session_memory, limits.max_buffers, limits.max_programs)
         self.answers = Answers(self.later)
         self.connection: TrioConnection | None = None

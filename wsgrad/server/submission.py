@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from wsgrad.errors import ProtocolError, WsgradError, error_code
 from wsgrad.server.outstanding import ANSWER_NBYTES, Sent, Transfer
 from wsgrad.transport import cbor
-from wsgrad.transport.commands import Download, Launch, Read, Upload, parse_command
+from wsgrad.transport.commands import Download, Launch, Read, Upload, UploadCached, parse_command
 from wsgrad.transport.messages import MAX_WORDS_BYTES, Batch, Fail, Launches, message_array
 
 if TYPE_CHECKING:
@@ -24,23 +24,42 @@ SLICE: Final = 64
 MAX_RESERVED: Final = 1 << 20
 """Bytes of answers that one message to a node may ask for, unless a single read asks for more."""
 _LEAST_LAUNCH_NBYTES: Final = 8
+_CACHED: Final = ("transfer", "buffer", "offset", "nbytes", "digest")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Incoming:
-    """An upload whose chunks follow. The chunks of a refused one are thrown away."""
+    """An upload whose chunks follow. The chunks of a refused one are thrown away. `number` is that of a cached one."""
 
     transfer: int
     nbytes: int
     refused: bool
     offset: int = 0
+    number: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class CachedUpload:
+    """An upload that the cache is asked for, in its place among what goes to the node; `sent` is without a head."""
+
+    sent: Sent
+    transfer: int
+    buffer: int
+    offset: int
+    nbytes: int
+    digest: bytes
+
+    @property
+    def number(self) -> int:
+        """Its command's."""
+        return self.sent.first
 
 
 @dataclass(slots=True)
 class Checked:
     """What a batch became."""
 
-    sends: list[Sent] = field(default_factory=list)
+    sends: list[Sent | CachedUpload] = field(default_factory=list)
     downloads: list[Transfer] = field(default_factory=list)
     upload: Incoming | None = None
     refused: int = 0
@@ -92,6 +111,13 @@ def check_batch(batch: Batch, raw: bytes | None, nbytes: int, tables: Tables) ->
         if refused:
             continue
         match command:
+            case UploadCached():
+                if number > piece.first:
+                    sends.append(_finish(piece, number - 1, batch, None))
+                sent = Sent(number, number, 0, b"")
+                sends.append(CachedUpload(sent, *(getattr(command, name) for name in _CACHED)))
+                piece = Sent(number + 1, 0, 0, b"")
+                reserved = 0
             case Read():
                 piece.reads.append((number, command.nbytes))
                 reserved += command.nbytes + ANSWER_NBYTES
@@ -111,7 +137,8 @@ def check_batch(batch: Batch, raw: bytes | None, nbytes: int, tables: Tables) ->
         sends.append(_finish(piece, last, batch, raw if piece.first == batch.first else None))
     if not sends:
         raise ProtocolError("a batch without commands")
-    sends[-1].nbytes = nbytes
+    end = sends[-1]
+    (end.sent if isinstance(end, CachedUpload) else end).nbytes = nbytes
     return checked
 
 
