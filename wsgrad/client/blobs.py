@@ -1,7 +1,8 @@
-"""What a server's cache calls arrays by: the BLAKE3 of their bytes in C order. Used only where caching is on."""
+"""What needn't be sent twice: digests of arrays, where caching is on, and of programs; it issues nothing."""
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 from wsgrad.client.arrays import bytes_of, source_of
@@ -17,6 +18,37 @@ MIN_KNOWN_SOURCE: Final = 4 << 10
 """From this size on the source of a program that was sent before in the session is only named."""
 MIN_ASKED_SOURCE: Final = 64 << 10
 """With caching, sources from this size on are asked for before they are ever sent: on a slow link that pays."""
+
+
+def new_statistics() -> dict[str, int]:
+    """Counters: uploads that the server's cache has brought; those that it could not bring, or not to their end."""
+    return {"cache_hits": 0, "cache_misses": 0}
+
+
+class Sources:
+    """Sources of programs that a session has sent, by digest.
+
+    A source travels once for each new signature, device and reopening, so what was sent before is worth naming: the
+    server has it, unless it forgot. Any other it would know only by chance, and asking holds the program back by a
+    round trip.
+
+    Attributes:
+        ask_first: whether large ones are named although they were never sent.
+    """
+
+    def __init__(self) -> None:
+        self.ask_first = False
+        self._sent: set[bytes] = set()
+
+    def known(self, source: bytes) -> bytes | None:
+        """The SHA-256 to send instead of a source; None if the source itself is to be sent."""
+        if len(source) < MIN_KNOWN_SOURCE:
+            return None
+        digest = sha256(source).digest()
+        if digest in self._sent:
+            return digest
+        self._sent.add(digest)
+        return digest if self.ask_first and len(source) >= MIN_ASKED_SOURCE else None
 
 
 class Hasher:
