@@ -155,15 +155,16 @@ class Outbox:
                     self.pushed = item.last
                     self._unacked_bytes += nbytes
                     self._sent.append((item.last, nbytes))
+                    if self._cached:
+                        # Before what comes next: a reopening waits for all uploads to end.
+                        self._abort_cached()
             items.popleft()
 
     def _pump_cached(self) -> bool:
         """Send the chunks that were asked for. Returns whether an upload has ended."""
         cached = self._cached
         before = len(cached)
-        for stream in [stream for stream in cached if stream.aborted and stream.number <= self.pushed]:
-            self._link.push(encode(message_array(Abort(self._queue, stream.transfer))))
-            cached.remove(stream)
+        self._abort_cached()
         while cached:
             stream = cached[0]
             if stream.missing:
@@ -175,6 +176,11 @@ class Outbox:
                 self.statistics["cache_hits"] += 1
             cached.popleft()
         return len(cached) < before
+
+    def _abort_cached(self) -> None:
+        for stream in [stream for stream in self._cached if stream.aborted and stream.number <= self.pushed]:
+            self._link.push(encode(message_array(Abort(self._queue, stream.transfer))))
+            self._cached.remove(stream)
 
     def _pump_stream(self, stream: Stream) -> bool:
         """Whether nothing more of it is to come."""

@@ -240,6 +240,7 @@ class Queue:
         self.unraised = None
         self.pending.fail_from(0, reopened)
         self.outbox.abort_from(0)
+        self.outbox.pump()
         self.outbox.put(encode(message_array(Reopen(self.number, number))), None, number)
         self.life = Life(max_buffers=self._limits[0], max_programs=self._limits[1])
         return self.pending.result(number, lambda _: None)

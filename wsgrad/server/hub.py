@@ -26,6 +26,7 @@ from wsgrad.server.nodes import Device, Registry
 from wsgrad.server.programs import Job, Programs
 from wsgrad.server.remote import RemoteNode
 from wsgrad.server.session import Session
+from wsgrad.server.sources import Sources
 from wsgrad.server.statistics import Statistics
 from wsgrad.server.zygote import Zygote
 from wsgrad.transport import cbor
@@ -75,6 +76,7 @@ class Hub:
         self._nodes: list[RemoteNode] = []
         self._nursery: trio.Nursery | None = None
         self.blobs: blobs.BlobCache
+        self.sources = Sources()
         self._stack = contextlib.AsyncExitStack()
         self._draining = False
 

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from wsgrad.errors import ProtocolError
 from wsgrad.server.submission import SLICE, slices
-from wsgrad.transport.messages import CHUNK_BYTES, SLOTS, Abort, Batch, Chunk, Launches, Program, Reopen
+from wsgrad.transport.messages import (
+    CHUNK_BYTES,
+    SLOTS,
+    Abort,
+    Batch,
+    Chunk,
+    KnownProgram,
+    Launches,
+    Program,
+    Reopen,
+    Source,
+)
 
 if TYPE_CHECKING:
     from wsgrad.server.submission import Incoming
@@ -21,7 +32,7 @@ MAX_HELD: Final = 32 << 20
 """Bytes of commands, with what keeping them costs, that a queue holds at most; a client's window is 4 MiB."""
 _KEEPING_NBYTES: Final = 32
 
-Submitted: TypeAlias = Batch | Launches | Program | Chunk | Abort | Reopen
+Submitted: TypeAlias = Batch | Launches | Program | KnownProgram | Source | Chunk | Abort | Reopen
 
 
 @dataclass(slots=True)
@@ -94,7 +105,8 @@ class Intake:
             self.waiting.extend(Waiting(part, None, bulk, nbytes if part is parts[-1] else 0) for part in parts)
             return None
         waiting = Waiting(message, raw, bulk, nbytes)
-        if not self.waiting and type(message) is not Reopen:
+        # A source was asked for: what holds the others may be waiting for it.
+        if type(message) is Source or (not self.waiting and type(message) is not Reopen):
             return waiting
         self.waiting.append(waiting)
         return None

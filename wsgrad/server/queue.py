@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
 from wsgrad.errors import CompileError, DeviceLost, ProtocolError, Timeout, WsgradError, error_code, error_from_wire
 from wsgrad.server.cached import CachedUploads
 from wsgrad.server.intake import Intake, Submitted, Waiting
+from wsgrad.server.loads import Load, Loads
 from wsgrad.server.outstanding import ANSWER_NBYTES, InvalidReply, Outstanding, Sent
 from wsgrad.server.port import Loss, Port, renumber
-from wsgrad.server.submission import SLICE, CachedUpload, check_batch, check_launches, lost_upload, refusal
+from wsgrad.server.submission import SLICE, CachedUpload, check_batch, check_launches, lost_upload
 from wsgrad.server.tables import Tables
 from wsgrad.transport import cbor
 from wsgrad.transport.messages import (
@@ -29,6 +30,7 @@ from wsgrad.transport.messages import (
     Compiled,
     Credit,
     Failed,
+    KnownProgram,
     Launches,
     Message,
     Program,
@@ -36,6 +38,7 @@ from wsgrad.transport.messages import (
     Reopen,
     Result,
     Slot,
+    Source,
     message_array,
     parse_message,
 )
@@ -44,9 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wsgrad.server.nodes import Device
-    from wsgrad.server.programs import Job
     from wsgrad.server.session import Session
-    from wsgrad.server.tables import ProgramEntry
 
 _STEP: Final = 16
 """Messages to the node before others get a turn."""
@@ -61,14 +62,6 @@ class State(enum.Enum):
 
 
 @dataclass(slots=True)
-class _Load:
-    message: Program
-    source: memoryview
-    job: Job | None
-    nbytes: int
-
-
-@dataclass(slots=True)
 class _Piece:
     """A chunk of an upload, in a slot, on its way to the node."""
 
@@ -78,7 +71,7 @@ class _Piece:
     bulk: memoryview
 
 
-_Item: TypeAlias = Sent | _Load | _Piece | Abort | CachedUpload
+_Item: TypeAlias = Sent | Load | _Piece | Abort | CachedUpload
 
 
 class Queue:
@@ -105,7 +98,7 @@ class Queue:
         )
         self._opening = 0
         self._pending: deque[_Item] = deque()
-        self._compiling: dict[int, ProgramEntry] = {}
+        self._loads = Loads(number, session, self._tables, tell=self._tell, pump=self.pump)
         self._announced = 0
         self._given = _NOTHING
         self._port: Port | None = None
@@ -229,12 +222,17 @@ class Queue:
                     self._drop(waiting)
                 else:
                     self._pending.append(sent)
-            case Program():
+            case Program() | KnownProgram():
                 self._in.begin(message.number, 1)
                 if self.state is State.LOST:
                     self._drop(waiting)
                 else:
-                    self._program(message, waiting)
+                    assert self._port is not None  # only a lost or closed queue has none
+                    compiles = self._port.compiles
+                    self._pending.append(self._loads.admit(message, waiting.bulk, waiting.nbytes, compiles=compiles))
+            case Source():
+                if not self._loads.source(message, waiting.bulk, waiting.nbytes):
+                    self._in.held -= waiting.nbytes
             case _:
                 assert_never(message)
 
@@ -256,35 +254,6 @@ class Queue:
             if isinstance(sent, CachedUpload):
                 self._cached.admit(sent)
         self._pending.extend(checked.sends)
-
-    def _program(self, message: Program, waiting: Waiting) -> None:
-        try:
-            try:
-                source = bytes(waiting.bulk).decode()
-            except UnicodeDecodeError as exc:
-                raise CompileError("the source is not valid UTF-8") from exc
-            entry = self._tables.check_program(message, len(waiting.bulk))
-        except WsgradError as error:
-            self.session.statistics.refused += 1
-            sent = refusal(self.number, message.number, error)
-            sent.nbytes = waiting.nbytes
-            self._pending.append(sent)
-            return
-        job = None
-        assert self._port is not None  # only a lost or closed queue has none
-        if self._port.compiles:
-            self._compiling[message.program] = entry
-        else:
-            job = self.session.compile(source, message)
-            job.when_done(partial(self._compiled, entry, message.program))
-        self._pending.append(_Load(message, waiting.bulk, job, waiting.nbytes))
-
-    def _compiled(self, entry: ProgramEntry, program: int, job: Job) -> None:
-        if job.binary is None:
-            entry.error = job.messages
-        if self.state is not State.CLOSED:
-            self._tell(Compiled(self.number, program, job.binary is not None, job.messages))
-            self.pump()
 
     def _chunk(self, message: Chunk, bulk: memoryview) -> None:
         upload = self._in.chunk(message, len(bulk))
@@ -337,9 +306,10 @@ class Queue:
                         return
                     port.send(item.head, item.bulk)
                     self._out.add(item)
-                case _Load():
-                    if item.job is not None and not item.job.done:
+                case Load():
+                    if not item.ready:
                         return
+                    assert item.source is not None
                     port.send_program(item.message, item.source, item.job)
                     number = item.message.number
                     self._out.add(Sent(number, number, item.nbytes, b""))
@@ -438,7 +408,7 @@ class Queue:
             case Failed():
                 self._failed(port, message)
             case Compiled():
-                entry = self._compiling.pop(message.program, None)
+                entry = self._loads.compiled(message.program)
                 if entry is None:
                     raise InvalidReply(f"program {message.program} compiled, which it was not asked to")
                 entry.error = None if message.ok else message.message
@@ -519,7 +489,7 @@ class Queue:
             self._port = None
         self._pending.clear()
         self._cached.forget()
-        self._compiling.clear()
+        self._loads.forget()
         self._given = _NOTHING
         self._tables.clear()
         self.session.answers.give(self._out.restart(self._in.next - 1))

@@ -25,11 +25,13 @@ from wsgrad.transport.messages import (
     Close,
     Devices,
     Failed,
+    KnownProgram,
     Launches,
     Open,
     Program,
     Reopen,
     Seen,
+    Source,
     Welcome,
     message_array,
     parse_message,
@@ -91,6 +93,7 @@ class Session:
         self.limits = limits
         self.statistics = hub.statistics
         self.blobs = hub.blobs
+        self.sources = hub.sources
         self.quota = Quota(limits.max_session_memory, limits.max_buffers, limits.max_programs)
         self.answers = Answers(self.later)
         self.connection: TrioConnection | None = None
@@ -228,7 +231,7 @@ class Session:
                 connection.send(cbor.encode(message_array(Seen(self._link.received))))
         self.statistics.received += received.nbytes
         match message:
-            case Batch() | Launches() | Program() | Chunk() | Abort() | Reopen():
+            case Batch() | Launches() | Program() | KnownProgram() | Source() | Chunk() | Abort() | Reopen():
                 self._queue(message.queue).submit(message, received.raw, received.bulk)
             case Seen():
                 self._link.seen(message.count)
