@@ -172,7 +172,7 @@ class ExecutorRig(LoadingRig):
             self.runtime,
             reply=lambda message, bulk: self.answers.append((message, bulk)),
             outlet=self.outlet,
-            progress=self.progress.append,
+            progress=lambda number, step: self.progress.append((number, step)),
         )
 
     def send(self, message, bulk=None, fd=None):

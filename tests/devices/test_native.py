@@ -20,13 +20,13 @@ COUNT = "void entry(int *a, int i) { __atomic_add_fetch(&a[i], 1, 5); }"
 def numbers(loop):
     """Buffer 0: a thousand 32-bit integers."""
     array = (ctypes.c_int * 100_000)()
-    loop.set_buffer(0, ctypes.addressof(array), ctypes.sizeof(array))
+    loop.table.set_buffer(0, ctypes.addressof(array), ctypes.sizeof(array))
     return array
 
 
 def run(loop, words, start=0, number=1):
     packed = ctypes.create_string_buffer(struct.pack(f"<{len(words)}I", *words), 4 * len(words) or 1)
-    return loop.run(ctypes.addressof(packed), len(words), start, number)
+    return loop.table.run(ctypes.addressof(packed), len(words), start, number)
 
 
 def test_launches_run_in_order_and_are_counted(loop, mapped, numbers):
@@ -44,10 +44,10 @@ def test_a_run_can_start_in_the_middle(loop, mapped, numbers):
 
 def test_the_progress_is_the_number_of_the_launch(loop, mapped):
     progress = ctypes.c_uint64()
-    loop.report_to(ctypes.addressof(progress))
+    loop.table.report_to(ctypes.addressof(progress))
     seen = (ctypes.c_uint64 * 3)()
-    loop.set_buffer(0, ctypes.addressof(seen), 24)
-    loop.set_buffer(1, ctypes.addressof(progress), 8)
+    loop.table.set_buffer(0, ctypes.addressof(seen), 24)
+    loop.table.set_buffer(1, ctypes.addressof(progress), 8)
     source = "void entry(unsigned long *seen, const unsigned long *progress, int k) { seen[k] = *progress; }"
     loop.set_program(0, mapped(source, "ppi"), "ppi", [0], alias=False)
     run(loop, [0, 0, 0, 1, 0, 0, 0, 0, 1, 1, 0, 0, 0, 1, 2], number=41)
@@ -78,7 +78,7 @@ def test_what_is_wrong_is_found_before_anything_is_called(loop, mapped, numbers,
 
 def test_ids_that_were_taken_out_are_refused(loop, mapped, numbers):
     loop.set_program(0, mapped(ADD, "pi"), "pi", None, alias=False)
-    loop.set_buffer(0, 0, 0)
+    loop.table.set_buffer(0, 0, 0)
     assert run(loop, [0, 0, 0, 1]).stop is Stop.BAD_BUFFER
     loop.drop_program(0)
     assert run(loop, [0, 0, 0, 1]).stop is Stop.BAD_PROGRAM
@@ -100,7 +100,7 @@ def test_overlaps_are_found_exactly(loop, mapped, numbers, ranges, writes, alias
     loop.set_program(0, mapped("void entry(char *a, char *b, char *c) { }", "ppp"), "ppp", writes, alias=alias)
     base = ctypes.addressof(numbers)
     for index, (offset, nbytes) in enumerate(ranges):
-        loop.set_buffer(index + 1, base + offset, nbytes)
+        loop.table.set_buffer(index + 1, base + offset, nbytes)
     written = {0, 1, 2} if writes is None else set(writes)
     expected = False
     for a in range(3):

@@ -12,6 +12,7 @@ import trio
 
 from wsgrad.client.async_driver import AsyncDriver
 from wsgrad.client.base import BaseDevice, BaseServer
+from wsgrad.client.blobs import MIN_CACHED
 from wsgrad.client.buffer import BaseBuffer
 from wsgrad.client.core import Session
 from wsgrad.client.embedded import EmbeddedServer
@@ -21,7 +22,7 @@ from wsgrad.client.target import AGENT, ROUTE, debugging, target_of, wanted_url
 from wsgrad.errors import ConnectionLost, LimitExceeded, WsgradError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
     import numpy as np
     from numpy.typing import ArrayLike, DTypeLike
@@ -63,7 +64,10 @@ class AsyncBuffer(BaseBuffer):
 
         Returns when `source` may be changed again: below 1 MiB it is copied, else the device has it.
         """
-        await self._wait(lambda: self._start_copy_from(self._checked_source(source)))
+        checked = self._checked_source(source)
+        server: AsyncServer = self._device._server  # type: ignore[assignment]
+        digest = None if isinstance(checked, BaseBuffer) else await server._digest(checked)
+        await self._wait(lambda: self._start_copy_from(checked, digest))
 
     async def _wait(self, start: Callable[[], Wait[T]]) -> T:
         server: AsyncServer = self._device._server  # type: ignore[assignment]
@@ -101,7 +105,18 @@ class AsyncDevice(BaseDevice[AsyncBuffer, AsyncProgram]):
 
         Returns when `data` may be changed again.
         """
-        return await self._wait(lambda: self._start_array(self._checked_array(data, dtype)))
+        checked = self._checked_array(data, dtype)
+        digest = await self._face._digest(checked)
+        return await self._wait(lambda: self._start_array(checked, digest))
+
+    async def arrays(self, data: Iterable[ArrayLike]) -> list[AsyncBuffer]:
+        """New buffers with the values of several arrays, with one wait; with `cache=True` one question for all of them.
+
+        Returns when all of `data` may be changed again.
+        """
+        checked = [self._checked_array(item, None) for item in data]
+        digests = [await self._face._digest(array) for array in checked]
+        return await self._wait(lambda: self._start_arrays(checked, digests))
 
     async def synchronize(self) -> None:
         """Wait until everything issued on this device has run."""
@@ -194,6 +209,12 @@ class AsyncServer(BaseServer[AsyncDevice]):
         if error is not None:
             raise error
 
+    async def _digest(self, array: Array) -> bytes | None:
+        """What the server's cache calls an array; None where it is not asked."""
+        if self._hasher is None or array.nbytes < MIN_CACHED:
+            return None
+        return await trio.to_thread.run_sync(self._hasher.digest, array, abandon_on_cancel=True)
+
     def _new_device(self, identity: str) -> AsyncDevice:
         return AsyncDevice(self, identity)
 
@@ -222,7 +243,12 @@ class AsyncServer(BaseServer[AsyncDevice]):
 
 @asynccontextmanager
 async def open_server(
-    url: str | None = None, *, token: str | None = None, cafile: str | None = None, wait: float = 0.0
+    url: str | None = None,
+    *,
+    token: str | None = None,
+    cafile: str | None = None,
+    cache: bool = False,
+    wait: float = 0.0,
 ) -> AsyncIterator[AsyncServer]:
     """Open a session with a server for an `async with`, whose end waits for what was issued and frees everything.
 
@@ -231,6 +257,8 @@ async def open_server(
             own on this machine's CPU, which ends with the session.
         token: the client token, if the address holds none; else `WSGRAD_TOKEN` is used.
         cafile: a PEM file of authorities to trust for `wss://`.
+        cache: whether to ask the server for what is uploaded, from 1 MiB on, before it is sent: by a hash of it, which
+            takes a moment and a round trip. For slow links; needs `pip install wsgrad[cache]`.
         wait: seconds to wait for a server that is just starting and does not accept connections yet.
 
     Raises:
@@ -250,6 +278,8 @@ async def open_server(
             server: AsyncServer | None = None
             try:
                 server = await _open(nursery, target, embedded, wait)
+                if cache:
+                    server._start_caching()
                 yield server
                 if not server._session.over:
                     await server._drain()

@@ -6,20 +6,24 @@ everything else that touches a queue run inside the face's `_call` or its way of
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import numpy as np
 
 from wsgrad.client.arrays import Array, check_dtype
+from wsgrad.client.blobs import Hasher
 from wsgrad.client.buffer import BaseBuffer, numbered_shape, size_in_words
 from wsgrad.client.caller import caller_line
 from wsgrad.client.handle import Handle
 from wsgrad.client.program import BaseProgram
 from wsgrad.errors import DeviceError
 from wsgrad.transport.commands import Alloc
+from wsgrad.transport.messages import INLINE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,6 +89,7 @@ class BaseServer(ABC, Generic[D]):
         self._address = address
         self._count = count
         self._made: dict[str, D] = {}
+        self._hasher: Hasher | None = None
 
     @property
     def url(self) -> str:
@@ -105,6 +110,11 @@ class BaseServer(ABC, Generic[D]):
     def info(self) -> Mapping[str, object]:
         """What the server says of itself: its name, version, limits."""
         return MappingProxyType(self._session.info)
+
+    @property
+    def statistics(self) -> Mapping[str, int]:
+        """Counters of this session, such as `cache_hits`: uploads that the server's cache has brought."""
+        return MappingProxyType(self._session.statistics)
 
     def __repr__(self) -> str:
         count = len(self._device_rows())
@@ -127,6 +137,19 @@ class BaseServer(ABC, Generic[D]):
         if not rows:
             return f"{self._address} offers no devices"
         return f"{self._address} offers {', '.join(str(row['id']) for row in rows)}"
+
+    def _start_caching(self) -> None:
+        """Ask the server's cache before uploads, if it has one."""
+        if self._session.info.get("cache") is True:
+            self._hasher = Hasher()
+            self._session.sources.ask_first = True
+        else:
+            warnings.warn(
+                f"cache=True has no effect: {self._address} has no cache; its owner needs 'wsgrad[cache]' installed "
+                "and a --cache-size above 0",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     @abstractmethod
     def _new_device(self, identity: str) -> D: ...
@@ -298,10 +321,31 @@ class BaseDevice(ABC, Generic[B, P]):
     def _line(self) -> str:
         return caller_line() if self._server._session.debug else ""
 
-    def _start_array(self, data: Array) -> Wait[B]:
+    def _start_array(self, data: Array, digest: bytes | None = None) -> Wait[B]:
         queue = self._waiting_queue()
         buffer = self._alloc(data.shape, data.dtype)
-        return buffer._upload(queue, data, lambda _: buffer)
+        return buffer._upload(queue, data, lambda _: buffer, digest)
+
+    def _start_arrays(self, arrays: Sequence[Array], digests: Sequence[bytes | None]) -> Wait[list[B]]:
+        queue = self._waiting_queue()
+        waits: list[Wait[B]] = []
+
+        def withdraw() -> None:
+            for wait in waits:
+                wait.withdraw()
+
+        try:
+            for data, digest in zip(arrays, digests, strict=True):
+                buffer = self._alloc(data.shape, data.dtype)
+                # The caller waits for all of them, so none needs a copy of its own.
+                copied = INLINE_BYTES + 1
+                waits.append(buffer._upload(queue, data, partial(_given, buffer), digest, copied_bytes=copied))
+        except BaseException:
+            withdraw()
+            raise
+
+        # Whatever fails one of them fails the wait for the last.
+        return queue.synchronize(lambda _: [wait.result() for wait in waits], withdraw=withdraw)
 
     def _start_synchronize(self) -> Wait[None]:
         return self._waiting_queue().synchronize(lambda _: None)
@@ -332,3 +376,7 @@ class BaseDevice(ABC, Generic[B, P]):
     def _new_program(
         self, source: str, entry: str, dialect: str, writes: Sequence[int] | None, alias: bool, name: str
     ) -> P: ...
+
+
+def _given(buffer: B, _: object) -> B:
+    return buffer

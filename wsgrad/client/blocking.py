@@ -8,6 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from wsgrad.client.base import BaseDevice, BaseServer
+from wsgrad.client.blobs import MIN_CACHED
 from wsgrad.client.buffer import BaseBuffer
 from wsgrad.client.core import Session
 from wsgrad.client.embedded import EmbeddedServer
@@ -19,7 +20,7 @@ from wsgrad.transport.blocking_driver import BlockingDriver
 from wsgrad.transport.dial import dial
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
     import numpy as np
@@ -65,7 +66,9 @@ class Buffer(BaseBuffer):
         Returns when `source` may be changed again: below 1 MiB it is copied, else the device has it.
         """
         checked = self._checked_source(source)
-        self._wait(lambda: self._start_copy_from(checked), timeout)
+        server: Server = self._device._server  # type: ignore[assignment]
+        digest = None if isinstance(checked, BaseBuffer) else server._digest(checked)
+        self._wait(lambda: self._start_copy_from(checked, digest), timeout)
 
     def _wait(self, start: Callable[[], Wait[T]], timeout: float | None) -> T:
         self._device._make_room()
@@ -108,8 +111,19 @@ class Device(BaseDevice[Buffer, Program]):
         Returns when `data` may be changed again.
         """
         checked = self._checked_array(data, dtype)
+        digest = self._face._digest(checked)
         self._make_room()
-        return self._wait(lambda: self._start_array(checked), timeout)
+        return self._wait(lambda: self._start_array(checked, digest), timeout)
+
+    def arrays(self, data: Iterable[ArrayLike], *, timeout: float | None = None) -> list[Buffer]:
+        """New buffers with the values of several arrays, with one wait; with `cache=True` one question for all of them.
+
+        Returns when all of `data` may be changed again.
+        """
+        checked = [self._checked_array(item, None) for item in data]
+        digests = [self._face._digest(array) for array in checked]
+        self._make_room()
+        return self._wait(lambda: self._start_arrays(checked, digests), timeout)
 
     def synchronize(self, *, timeout: float | None = None) -> None:
         """Wait until everything issued on this device has run."""
@@ -221,6 +235,10 @@ class Server(BaseServer[Device]):
             if self._embedded is not None:
                 self._embedded.stop()
 
+    def _digest(self, array: Array) -> bytes | None:
+        """What the server's cache calls an array; None where it is not asked."""
+        return self._hasher.digest(array) if self._hasher is not None and array.nbytes >= MIN_CACHED else None
+
     def _new_device(self, identity: str) -> Device:
         return Device(self, identity)
 
@@ -256,6 +274,7 @@ def connect(
     *,
     token: str | None = None,
     cafile: str | None = None,
+    cache: bool = False,
     wait: float = 0.0,
     timeout: float = _START_SECONDS,
 ) -> Server:
@@ -266,6 +285,8 @@ def connect(
             own on this machine's CPU, which ends with the session.
         token: the client token, if the address holds none; else `WSGRAD_TOKEN` is used.
         cafile: a PEM file of authorities to trust for `wss://`.
+        cache: whether to ask the server for what is uploaded, from 1 MiB on, before it is sent: by a hash of it, which
+            takes a moment and a round trip. For slow links; needs `pip install wsgrad[cache]`.
         wait: seconds to wait for a server that is just starting and does not accept connections yet.
         timeout: seconds for connecting.
 
@@ -299,7 +320,14 @@ def connect(
                 server._abandon.detach()
                 raise
             else:
-                return server
+                break
+        if cache:
+            try:
+                server._start_caching()
+            except BaseException:
+                server._end()
+                raise
+        return server
     except BaseException:
         if embedded is not None:
             with contextlib.suppress(OSError):

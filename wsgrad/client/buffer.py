@@ -234,12 +234,28 @@ class BaseBuffer:
             queue.command(Copy(identity, done, identity, 0, nbytes), line=line)
             done += nbytes
 
-    def _upload(self, queue: Queue, data: Array, finish: Callable[[object], T]) -> Wait[T]:
-        """Issue the copy of an array of this very shape and dtype."""
+    def _upload(
+        self,
+        queue: Queue,
+        data: Array,
+        finish: Callable[[object], T],
+        digest: bytes | None = None,
+        *,
+        copied_bytes: int = COPIED_BYTES,
+    ) -> Wait[T]:
+        """Issue the copy of an array of this very shape and dtype.
+
+        Args:
+            queue: the device's.
+            data: the array; below `copied_bytes` it is copied and there is nothing to wait for.
+            finish: makes the result.
+            digest: what the server's cache is asked for, if at all.
+            copied_bytes: more than a message holds.
+        """
         identity = self._check()
         line = self._device._line()
-        if self._nbytes >= COPIED_BYTES:
-            return queue.upload(identity, self._nbytes, source_of(data), finish, line=line)
+        if self._nbytes >= copied_bytes:
+            return queue.upload(identity, self._nbytes, source_of(data), finish, digest=digest, line=line)
         if self._nbytes:
             memory = bytes_of(np.ascontiguousarray(data))
             if self._nbytes <= INLINE_BYTES:
@@ -248,11 +264,11 @@ class BaseBuffer:
                 queue.upload_copy(identity, bytes(memory), line=line)
         return settled(finish(None))
 
-    def _start_copy_from(self, source: Array | BaseBuffer) -> Wait[None]:
+    def _start_copy_from(self, source: Array | BaseBuffer, digest: bytes | None = None) -> Wait[None]:
         identity = self._check()
         queue = self._device._waiting_queue()
         if not isinstance(source, BaseBuffer):
-            return self._upload(queue, source, lambda _: None)
+            return self._upload(queue, source, lambda _: None, digest)
         if source._device is not self._device:
             raise DeviceError(f"{source!r} is not on {self._device.id!r}; copy_from(other.numpy()) goes through here")
         other = source._check()

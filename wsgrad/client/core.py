@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from wsgrad.client.blobs import Sources, new_statistics
 from wsgrad.client.queue import Queue
 from wsgrad.client.waits import Failure, Wait
 from wsgrad.errors import ConnectionLost, ProtocolError, WsgradError, error_code
@@ -25,6 +26,7 @@ from wsgrad.transport.messages import (
     Failed,
     Hello,
     Message,
+    Missing,
     Open,
     ReadData,
     Refused,
@@ -57,6 +59,8 @@ class Session:
         attached: whether the present connection has been welcomed.
         refused: the error that the server answered the present connection with.
         ended: why nothing works any more, or None.
+        sources: of programs, as far as they were sent.
+        statistics: counters since the session was opened.
         asleep: whether `wake` must be called once something was issued; see `wake`.
         wake: set by the driver, which sends on its own what nobody flushes. May be called from any thread.
         release: set by the driver while it has a connection: no more may be received into this object's memory.
@@ -71,6 +75,8 @@ class Session:
         self.refused: WsgradError | None = None
         self.ended: Failure | None = None
         self.debug = debug
+        self.sources = Sources()
+        self.statistics = new_statistics()
         self.asleep = False
         self.wake: Callable[[], None] = lambda: None
         self.release: Callable[[object], None] | None = None
@@ -143,6 +149,8 @@ class Session:
             debug=self.debug,
         )
         queue.release = self._release
+        queue.sources = self.sources
+        queue.outbox.statistics = self.statistics
         self._queues[number] = queue
         self.link.push(encode(message_array(Open(number, device, {}))))
         return queue
@@ -302,6 +310,8 @@ class Session:
                 queue.on_result(answered, value)
             case Compiled(_, program, ok, text):
                 queue.pending.on_compiled(program, ok, text)
+            case Missing(_, lacked, offset):
+                queue.on_missing(lacked, offset)
             case Failed(_, failed, code, text, details):
                 self._failed(queue, Failure(failed, code, text, details))
             case _:

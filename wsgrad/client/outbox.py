@@ -1,7 +1,8 @@
 """What one queue has to send, in its order: lets out as much as window and credit allow; it numbers no command.
 
 Commands wait here while 4 MiB of earlier ones are not acknowledged, and an upload holds what comes after it until its
-last chunk has credit. The numbered messages of all queues then travel through the session's one link.
+last chunk has credit. One that the server's cache may bring holds only other uploads, until it is acknowledged.
+The numbered messages of all queues then travel through the session's one link.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from wsgrad.client.blobs import new_statistics
+from wsgrad.errors import ProtocolError
 from wsgrad.transport.cbor import encode
 from wsgrad.transport.messages import CHUNK_BYTES, SLOTS, Abort, Chunk, message_array
 
@@ -25,7 +28,10 @@ MAX_UNSENT = 8 << 20
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """An upload whose chunks are still to be sent; `held` counts the bytes it keeps in memory that nobody waits for."""
+    """An upload whose chunks are still to be sent; `held` counts the bytes it keeps in memory that nobody waits for.
+
+    Of one that the server's cache may bring none are sent until it is `missing`.
+    """
 
     number: int
     transfer: int
@@ -34,6 +40,7 @@ class Stream:
     held: int = 0
     position: int = 0
     aborted: bool = False
+    missing: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -53,21 +60,25 @@ class Outbox:
     Attributes:
         unsent_bytes: bytes of commands that wait here; the owner's caller stops at `MAX_UNSENT`.
         pushed: all commands up to this number have been given to the link.
+        statistics: counters; the session puts one table in place of those of its queues.
     """
 
     def __init__(self, link: Link, queue: int) -> None:
         self.unsent_bytes = 0
         self.pushed = 0
+        self.statistics = new_statistics()
         self._link = link
         self._queue = queue
         self._credit = SLOTS
+        self._acked = -1
         self._items: deque[_Item | Stream] = deque()
+        self._cached: deque[Stream] = deque()
         self._sent: deque[tuple[int, int]] = deque()
         self._unacked_bytes = 0
 
     def __bool__(self) -> bool:
-        """Whether something waits for the device: window or credit."""
-        return bool(self._items)
+        """Whether something waits for the device: window, credit, or what its server's cache has."""
+        return bool(self._items) or bool(self._cached)
 
     def put(self, head: bytes, bulk: bytes | None, last: int) -> None:
         """Add a message that brings the commands up to number `last`."""
@@ -80,6 +91,29 @@ class Outbox:
         self.unsent_bytes += stream.held
         self._items.append(stream)
 
+    def put_cached(self, stream: Stream) -> None:
+        """Add an upload that the server's cache may bring, once its command was put."""
+        self._cached.append(stream)
+
+    def missing(self, number: int, offset: int) -> None:
+        """The server asks for the chunks of a cached upload from this offset on.
+
+        Raises:
+            ProtocolError: there can't be a chunk at that offset.
+        """
+        for stream in self._cached:
+            if stream.number == number and not stream.missing:
+                if offset % CHUNK_BYTES or offset >= stream.nbytes:
+                    raise ProtocolError(f"the server asks for an upload of {stream.nbytes} bytes from {offset} on")
+                stream.missing = True
+                self.statistics["cache_misses"] += 1
+                while stream.position < offset:
+                    stream.position += len(stream.source.take(CHUNK_BYTES))
+
+    def answer(self, head: bytes, bulk: bytes) -> None:
+        """Send what the server has asked for, at once: its queue may be waiting for it."""
+        self._link.push(head, bulk)
+
     def abort(self, transfer: int, number: int) -> None:
         """Ask the device to stop the download of command `number`, in order behind that command, not behind others."""
         head = encode(message_array(Abort(self._queue, transfer)))
@@ -90,16 +124,24 @@ class Outbox:
 
     def abort_from(self, number: int) -> None:
         """The device drops commands from `number` on: send no more of their uploads."""
-        for item in self._items:
+        for item in (*self._items, *self._cached):
             if isinstance(item, Stream) and item.number >= number:
                 item.aborted = True
 
     def pump(self) -> None:
         """Give the link what window and credit allow."""
+        self._pump_items()
+        if self._cached and self._pump_cached():
+            self._pump_items()
+
+    def _pump_items(self) -> None:
         items, link = self._items, self._link
         while items:
             item = items[0]
             if isinstance(item, Stream):
+                # The server may still ask for the chunks of an earlier one, which need the same credit.
+                if self._cached and self._cached[0].number < item.number:
+                    return
                 if not self._pump_stream(item):
                     return
                 self.unsent_bytes -= item.held
@@ -113,7 +155,32 @@ class Outbox:
                     self.pushed = item.last
                     self._unacked_bytes += nbytes
                     self._sent.append((item.last, nbytes))
+                    if self._cached:
+                        # Before what comes next: a reopening waits for all uploads to end.
+                        self._abort_cached()
             items.popleft()
+
+    def _pump_cached(self) -> bool:
+        """Send the chunks that were asked for. Returns whether an upload has ended."""
+        cached = self._cached
+        before = len(cached)
+        self._abort_cached()
+        while cached:
+            stream = cached[0]
+            if stream.missing:
+                if not self._pump_stream(stream):
+                    break
+            elif stream.number > self._acked:
+                break
+            else:
+                self.statistics["cache_hits"] += 1
+            cached.popleft()
+        return len(cached) < before
+
+    def _abort_cached(self) -> None:
+        for stream in [stream for stream in self._cached if stream.aborted and stream.number <= self.pushed]:
+            self._link.push(encode(message_array(Abort(self._queue, stream.transfer))))
+            self._cached.remove(stream)
 
     def _pump_stream(self, stream: Stream) -> bool:
         """Whether nothing more of it is to come."""
@@ -132,6 +199,7 @@ class Outbox:
 
     def acknowledged(self, number: int) -> None:
         """The device has worked off all commands up to `number`."""
+        self._acked = number
         while self._sent and self._sent[0][0] <= number:
             self._unacked_bytes -= self._sent.popleft()[1]
 

@@ -26,6 +26,7 @@ from wsgrad.transport.commands import (
     Launch,
     Read,
     Upload,
+    UploadCached,
     Write,
     command_array,
 )
@@ -33,16 +34,20 @@ from wsgrad.transport.messages import (
     INLINE_BYTES,
     MAX_WORDS_BYTES,
     Batch,
+    KnownProgram,
     Launches,
     Program,
     Reopen,
+    Source,
     message_array,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wsgrad.client.arrays import Sink, Source
+    from wsgrad.client.arrays import Sink
+    from wsgrad.client.arrays import Source as UploadSource
+    from wsgrad.client.blobs import Sources
     from wsgrad.transport.link import Link
 
 T = TypeVar("T")
@@ -64,6 +69,7 @@ class Queue:
         outbox: what is to be sent.
         unraised: an error that no caller has met yet.
         gone: it was closed, or never opened: what is used next is another queue.
+        sources: set by the session: the sources that it has sent.
         release: set by the session; told of memory that answers may no longer be received into.
     """
 
@@ -80,10 +86,12 @@ class Queue:
         self.outbox = Outbox(link, number)
         self.unraised: Failure | None = None
         self.gone = False
+        self.sources: Sources | None = None
         self.release: Callable[[object], None] | None = None
         self._limits = (max_buffers, max_programs)
         self._next = 1
         self._transfers = 0
+        self._named: dict[int, bytes] = {}
         self._batch: list[list[object]] = []
         self._batch_nbytes = 0
         self._issued_at: deque[tuple[int, str]] = deque()
@@ -115,10 +123,26 @@ class Queue:
         self.command(Write(buffer, 0, bytes(data)), nbytes=48 + len(data), line=line)
 
     def upload(
-        self, buffer: int, nbytes: int, source: Source, finish: Callable[[object], T], *, line: str = ""
+        self,
+        buffer: int,
+        nbytes: int,
+        source: UploadSource,
+        finish: Callable[[object], T],
+        *,
+        digest: bytes | None = None,
+        line: str = "",
     ) -> Wait[T]:
-        """Issue an upload from memory that may change again once the wait is settled."""
-        stream = self._upload(buffer, nbytes, source, 0, line)
+        """Issue an upload from memory that may change again once the wait is settled.
+
+        With a digest the server's cache is asked first.
+        """
+        if digest is None:
+            stream = self._upload(buffer, nbytes, source, 0, line)
+        else:
+            transfer = self._transfer()
+            number = self.command(UploadCached(transfer, buffer, 0, nbytes, digest), nbytes=80, line=line)
+            stream = Stream(number, transfer, source, nbytes)
+            self.outbox.put_cached(stream)
 
         def withdraw() -> None:
             stream.aborted = True
@@ -167,11 +191,13 @@ class Queue:
         number = self.command(launch, nbytes=64 + 9 * len(launch.arguments), line=line)
         return self.pending.result(number, finish)
 
-    def synchronize(self, finish: Callable[[object], T] | None = None) -> Wait[T]:
+    def synchronize(
+        self, finish: Callable[[object], T] | None = None, *, withdraw: Callable[[], None] | None = None
+    ) -> Wait[T]:
         """Wait for everything issued so far."""
         if self.launches:
             self._take_launches()
-        return self.pending.until(self._next - 1, finish)
+        return self.pending.until(self._next - 1, finish, withdraw=withdraw)
 
     def program(
         self,
@@ -189,8 +215,17 @@ class Queue:
         identity = self.life.programs.take()
         self._close_all()
         number = self._take_number(line)
-        message = Program(self.number, number, identity, dialect, name, entry, signature, writes, alias)
-        self.outbox.put(encode(message_array(message)), source, number)
+        digest = None if self.sources is None else self.sources.known(source)
+        if digest is None:
+            message = Program(self.number, number, identity, dialect, name, entry, signature, writes, alias)
+            self.outbox.put(encode(message_array(message)), source, number)
+        else:
+            self._named[number] = source
+            nbytes = len(source)
+            known = KnownProgram(
+                self.number, number, identity, dialect, name, entry, signature, writes, alias, nbytes, digest
+            )
+            self.outbox.put(encode(message_array(known)), None, number)
         return identity, self.pending.compilation(identity)
 
     def reopen(self) -> Wait[None]:
@@ -205,6 +240,7 @@ class Queue:
         self.unraised = None
         self.pending.fail_from(0, reopened)
         self.outbox.abort_from(0)
+        self.outbox.pump()
         self.outbox.put(encode(message_array(Reopen(self.number, number))), None, number)
         self.life = Life(max_buffers=self._limits[0], max_programs=self._limits[1])
         return self.pending.result(number, lambda _: None)
@@ -251,7 +287,7 @@ class Queue:
         self._transfers = (self._transfers + 1) & _U32
         return self._transfers
 
-    def _upload(self, buffer: int, nbytes: int, source: Source, held: int, line: str) -> Stream:
+    def _upload(self, buffer: int, nbytes: int, source: UploadSource, held: int, line: str) -> Stream:
         transfer = self._transfer()
         number = self.command(Upload(transfer, buffer, 0, nbytes), line=line)
         self._close_batch()
@@ -313,6 +349,8 @@ class Queue:
         self.outbox.acknowledged(number)
         self.life.buffers.acknowledged(number)
         self.life.programs.acknowledged(number)
+        for named in [named for named in self._named if named <= number]:
+            del self._named[named]
         while self._issued_at and self._issued_at[0][0] <= number:
             self._issued_at.popleft()
         self.pending.on_ack(number)
@@ -322,6 +360,15 @@ class Queue:
         """Room for more chunks of uploads."""
         self.outbox.credit(slots)
         self.outbox.pump()
+
+    def on_missing(self, number: int, offset: int) -> None:
+        """The server lacks what a command only named."""
+        source = self._named.pop(number, None)
+        if source is not None:
+            self.outbox.answer(encode(message_array(Source(self.number, number))), source)
+        else:
+            self.outbox.missing(number, offset)
+            self.outbox.pump()
 
     def on_failed(self, failure: Failure) -> None:
         """A command failed. Callers that wait for it or for a later one get the error, else it is kept for the next."""

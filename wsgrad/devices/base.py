@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from wsgrad.errors import WsgradError
+    from wsgrad.graph.native import Run
+    from wsgrad.graph.part import DevicePart, PartStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,13 @@ class LaunchFailure:
 
 
 class Runtime(ABC):
-    """One device in one session. `memory` is what `allocate` returned; ranges are checked before they come here."""
+    """One device in one session. `memory` is what `allocate` returned; ranges are checked before they come here.
+
+    Attributes:
+        slots_from: ids of buffers from here on are no client's: graphs bind their slots there.
+    """
+
+    slots_from: ClassVar[int] = 1 << 31
 
     @abstractmethod
     def describe(self) -> dict[str, object]:
@@ -110,6 +118,10 @@ class Runtime(ABC):
     def launch_packed(self, words: memoryview, first: int) -> LaunchFailure | None:
         """Run packed launches, commands `first` … in order, up to the first that fails."""
 
+    def prepare(self, part: DevicePart) -> Prepared | None:
+        """Make a graph's launches ready for a replay of the runtime's own; None where they are run one by one."""
+        return None
+
     @abstractmethod
     def program_name(self, program: int) -> str | None:
         """The name of a program, if there is one under this id."""
@@ -117,6 +129,32 @@ class Runtime(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free everything."""
+
+
+class Prepared(ABC):
+    """A graph's launches as a runtime keeps them.
+
+    Attributes:
+        queue: what to do in order: runs of launches, and between them the steps that `run` can't do.
+    """
+
+    queue: tuple[Run | PartStep, ...]
+
+    @abstractmethod
+    def bind(self, slot: int, memory: int, offset: int, nbytes: int) -> None:
+        """From now on a slot stands for this range."""
+
+    @abstractmethod
+    def patch(self, values: Sequence[int]) -> None:
+        """From now on the variables have these values."""
+
+    @abstractmethod
+    def run(self, run: Run, first: int) -> LaunchFailure | None:
+        """Run launches, steps `first` … of the graph in order, up to the first that fails: its number is the step's."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Forget everything."""
 
 
 class Outlet(ABC):

@@ -9,14 +9,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from wsgrad.devices import elf, mathlib, native
-from wsgrad.devices.base import LaunchFailure, ProgramSpec, Runtime
+from wsgrad.devices.base import LaunchFailure, Prepared, ProgramSpec, Runtime
 from wsgrad.devices.compiler import CALL
 from wsgrad.devices.memory import ALIGNMENT, Memory
 from wsgrad.devices.native import Native, Stop
 from wsgrad.errors import CompileError, DeviceError, LaunchError, WsgradError
+from wsgrad.graph.native import PATCH, native_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from wsgrad.graph.native import NativeWords, Run
+    from wsgrad.graph.part import DevicePart
 
 _INTEGERS: Final = {"i": (-(1 << 31), 1 << 31), "I": (0, 1 << 32), "q": (-(1 << 63), 1 << 63), "Q": (0, 1 << 64)}
 _MAX_GRID: Final = (1 << 32) - 1
@@ -41,8 +45,20 @@ class CpuRuntime(Runtime):
     `memory` is an address; `Memory` gives and takes it.
     """
 
-    def __init__(self, loop: Native, *, memory_bytes: int | None, threads: int) -> None:
+    slots_from = native.MAX_BUFFERS
+
+    def __init__(self, loop: Native, *, memory_bytes: int | None, threads: int, step_address: int = 0) -> None:
+        """Make one.
+
+        Args:
+            loop: the process's.
+            memory_bytes: what buffers may take together.
+            threads: how many run a grid, for those who ask.
+            step_address: where replays of graphs show the step that runs.
+        """
         self._native = loop
+        self._table = loop.table
+        self._step_address = step_address
         self._memory = Memory(limit_bytes=memory_bytes)
         self._memory_bytes = memory_bytes
         self._threads = threads
@@ -61,14 +77,14 @@ class CpuRuntime(Runtime):
         self._memory.free(memory)
 
     def bind(self, buffer: int, memory: int, offset: int, nbytes: int) -> None:
-        if buffer >= native.MAX_BUFFERS:
-            raise DeviceError(f"buffer id {buffer} is too large; ids go up to {native.MAX_BUFFERS - 1}")
-        self._native.set_buffer(buffer, memory + offset, nbytes)
+        if buffer >= self._table.count:
+            raise DeviceError(f"a graph has more slots than {native.MAX_SLOTS}")
+        self._table.set_buffer(buffer, memory + offset, nbytes)
         self._bound[buffer] = memory + offset, nbytes
 
     def unbind(self, buffer: int) -> None:
         if self._bound.pop(buffer, None) is not None:
-            self._native.set_buffer(buffer, 0, 0)
+            self._table.set_buffer(buffer, 0, 0)
 
     def write(self, memory: int, offset: int, data: bytes | memoryview) -> None:
         if isinstance(data, bytes):
@@ -179,9 +195,17 @@ class CpuRuntime(Runtime):
             # Behind a message's head the words may start anywhere.
             words = memoryview(bytearray(words))
             address = _address_of(words)
-        count, start, number = words.nbytes // 4, 0, first
+        return self.run_words(self._table, words, address, 0, words.nbytes // 4, first)
+
+    def prepare(self, part: DevicePart) -> Prepared:
+        return _CpuGraph(self, self._native, native_words(part), len(part.slots), self._step_address)
+
+    def run_words(
+        self, table: native.Table, words: memoryview, address: int, start: int, count: int, number: int
+    ) -> LaunchFailure | None:
+        """Run launches from word `start` up to word `count`, the first of number `number`, up to one that fails."""
         while True:
-            ran = self._native.run(address, count, start, number)
+            ran = table.run(address, count, start, number)
             if ran.stop is Stop.DONE:
                 return None
             number += ran.launches
@@ -189,7 +213,7 @@ class CpuRuntime(Runtime):
             program = int.from_bytes(words[4 * at : 4 * at + 4], "little")
             error = self._why(ran, words, program)
             if error is None:
-                error = self._launch_overlapping(words[4 * at :], program, number)
+                error = self._launch_overlapping(table, words[4 * at :], program, number)
             if error is not None:
                 return LaunchFailure(number, error, self.program_name(program))
             start = at + 2 + native.argument_words(self._programs[program].spec.signature)
@@ -211,7 +235,9 @@ class CpuRuntime(Runtime):
             case _:
                 return None
 
-    def _launch_overlapping(self, words: memoryview, program: int, number: int) -> WsgradError | None:
+    def _launch_overlapping(
+        self, table: native.Table, words: memoryview, program: int, number: int
+    ) -> WsgradError | None:
         """One launch with arguments that share bytes: what is only read is read from a copy taken before."""
         spec = self._programs[program].spec
         patched = bytearray(words[: 4 * (2 + native.argument_words(spec.signature))])
@@ -220,7 +246,7 @@ class CpuRuntime(Runtime):
         for index, letter in enumerate(spec.signature):
             if letter == "p":
                 buffer = int.from_bytes(patched[at : at + 4], "little")
-                ranges[index] = (at, *self._bound[buffer])
+                ranges[index] = (at, *table.buffer(buffer))
             at += 4 * native.argument_words(letter)
         written = [k for k in ranges if spec.writes is None or k in spec.writes]
         copies: list[int] = []
@@ -233,19 +259,19 @@ class CpuRuntime(Runtime):
                             return _both_written(spec.name, *sorted((k, w)), alias=spec.alias)
                 elif shared:
                     copy = self._memory.allocate(nbytes)
-                    temporary = native.MAX_BUFFERS + len(copies)
+                    temporary = table.count + len(copies)
                     copies.append(copy)
                     ctypes.memmove(copy, low, nbytes)
-                    self._native.set_buffer(temporary, copy, nbytes)
+                    table.set_buffer(temporary, copy, nbytes)
                     patched[at : at + 4] = temporary.to_bytes(4, "little")
             view = memoryview(patched)
-            ran = self._native.run(_address_of(view), len(patched) // 4, 0, number)
+            ran = table.run(_address_of(view), len(patched) // 4, 0, number)
             return None if ran.stop is Stop.DONE else LaunchError(f"a launch of {spec.name!r} failed: {ran.stop.name}")
         except WsgradError as error:
             return error
         finally:
             for index, copy in enumerate(copies):
-                self._native.set_buffer(native.MAX_BUFFERS + index, 0, 0)
+                table.set_buffer(table.count + index, 0, 0)
                 self._memory.free(copy)
 
     def close(self) -> None:
@@ -254,6 +280,34 @@ class CpuRuntime(Runtime):
         for buffer in list(self._bound):
             self.unbind(buffer)
         self._memory.close()
+
+
+class _CpuGraph(Prepared):
+    """A graph's launches as a stream of the native loop, with a table in which its slots are the buffers."""
+
+    def __init__(self, runtime: CpuRuntime, loop: Native, words: NativeWords, slots: int, step_address: int) -> None:
+        self.queue = words.queue
+        self._runtime = runtime
+        self._loop = loop
+        self._table = native.Table(loop, slots, step_address)
+        self._words = memoryview(bytearray(words.words))
+        self._address = _address_of(self._words) if words.words else 0
+        self._patches = words.patches
+        self._patch_count = len(words.patches) // PATCH.size
+
+    def bind(self, slot: int, memory: int, offset: int, nbytes: int) -> None:
+        self._table.set_buffer(slot, memory + offset, nbytes)
+
+    def patch(self, values: Sequence[int]) -> None:
+        if self._patch_count:
+            packed = struct.pack(f"<{len(values)}q", *values)
+            self._loop.patch(self._address, self._patches, self._patch_count, packed)
+
+    def run(self, run: Run, first: int) -> LaunchFailure | None:
+        return self._runtime.run_words(self._table, self._words, self._address, run.first, run.end, first)
+
+    def close(self) -> None:
+        self._table.close()
 
 
 def _share(a: tuple[int, int, int], b: tuple[int, int, int]) -> bool:
@@ -273,7 +327,7 @@ def _both_written(name: str, first: int, second: int, *, alias: bool) -> LaunchE
 
 def _pack_argument(name: str, index: int, letter: str, value: object) -> bytes:
     if letter == "p":
-        if isinstance(value, int) and 0 <= value < native.MAX_BUFFERS:
+        if isinstance(value, int) and 0 <= value < native.MAX_BUFFERS + native.MAX_SLOTS:
             return struct.pack("<I", value)
         raise LaunchError(f"argument {index} of {name!r} is {value!r:.40}, not a buffer")
     if letter in _INTEGERS:

@@ -205,7 +205,10 @@ class DialedNode:
                 executor = self._executors.pop(message.queue, None)
                 if executor is not None:
                     executor.close()
-            case m.Batch() | m.Launches() | m.Program() | m.Chunk() | m.Abort() | m.Credit() | m.Fail():
+            case (
+                m.Batch() | m.Launches() | m.Program() | m.Chunk() | m.Abort() | m.Credit() | m.Fail()
+                | m.Graph() | m.Replay() | m.Unrecord()
+            ):  # fmt: skip
                 executor = self._executors.get(message.queue)
                 if executor is None:
                     raise ProtocolError(f"{type(message).__name__} for queue {message.queue}, which is not attached")

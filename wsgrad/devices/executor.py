@@ -10,10 +10,13 @@ import contextlib
 import os
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from wsgrad.devices.base import ProgramSpec
-from wsgrad.errors import DeviceError, OutOfMemory, ProtocolError, WsgradError, error_code
+from wsgrad.devices.ranges import Ranges
+from wsgrad.devices.replay import Graphs, Halt, ReplayFailure
+from wsgrad.errors import DeviceError, OutOfMemory, ProtocolError, WsgradError, error_code, error_from_wire
 from wsgrad.transport import commands as c
 from wsgrad.transport import messages as m
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
     from wsgrad.devices.base import Outlet, Reply, Runtime
 
-Work: TypeAlias = m.Batch | m.Launches | m.Program | m.Load | m.Chunk | m.Abort | m.Fail
+Work: TypeAlias = m.Batch | m.Launches | m.Program | m.Load | m.Chunk | m.Abort | m.Fail | m.Replay | m.Unrecord
 _OPERATIONS: Final = {
     c.Alloc: "alloc",
     c.View: "view",
@@ -34,23 +37,6 @@ _OPERATIONS: Final = {
     c.Fill: "fill",
     c.Launch: "launch",
 }
-
-
-@dataclass(slots=True)
-class _Base:
-    """Memory and how many buffers and views stand on it."""
-
-    memory: int
-    references: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Range:
-    """What an id stands for: bytes `offset … offset + nbytes` of a base."""
-
-    base: _Base
-    offset: int
-    nbytes: int
 
 
 @dataclass(slots=True)
@@ -80,6 +66,7 @@ class _Task:
     work: Work
     bulk: memoryview | None
     commands: Iterator[tuple[int, c.Command]] | None = field(default=None)
+    halts: Iterator[Halt] | None = field(default=None)
 
 
 class Executor:
@@ -89,7 +76,7 @@ class Executor:
         queue: the number that stands in every message.
         reply: called with each answer, in order.
         outlet: where the chunks of downloads go.
-        progress: told the number of each command before it runs.
+        progress: told the number of each command before it runs, and the step of a graph, from 1, or 0.
         build: compiles a program's source and returns a descriptor and a size, for nodes that compile themselves;
             raises `CompileError`.
     """
@@ -101,16 +88,17 @@ class Executor:
         *,
         reply: Reply,
         outlet: Outlet,
-        progress: Callable[[int], None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
         build: Callable[[m.Program, str], tuple[int, int]] | None = None,
     ) -> None:
         self._queue = queue
         self._runtime = runtime
         self._reply = reply
         self._outlet = outlet
-        self._progress = progress or (lambda number: None)
+        self._progress = progress or (lambda number, step: None)
         self._build = build
-        self._ranges: dict[int, _Range] = {}
+        self._ranges = Ranges(runtime)
+        self._graphs = Graphs(runtime)
         self._tasks: deque[_Task] = deque()
         self._upload: _Upload | None = None
         self._download: _Download | None = None
@@ -118,7 +106,7 @@ class Executor:
         self._done = 0
         self._acked = 0
 
-    def handle(self, work: Work | m.Credit, bulk: memoryview | None = None, fd: int | None = None) -> None:
+    def handle(self, work: Work | m.Credit | m.Graph, bulk: memoryview | None = None, fd: int | None = None) -> None:
         """Run one message, or keep it until the download before it has ended.
 
         Args:
@@ -133,6 +121,15 @@ class Executor:
                 self._outlet.add_credit(work.slots)
             case m.Abort() if self._download is not None and work.transfer == self._download.transfer:
                 self._end_download()
+            case m.Chunk() if self._graphs.keep(work, bulk or memoryview(b"")):
+                pass
+            case m.Graph():
+                self._graphs.add(work, bulk or memoryview(b""))
+            case m.Replay():
+                self._graphs.announced(work)
+                self._tasks.append(_Task(work, None))
+            case m.Fail() if any(isinstance(t.work, m.Replay) and t.work.number == work.number for t in self._tasks):
+                self._graphs.fail(work)
             case m.Load():
                 # Its descriptor can't wait, and no command before it can mean this program: only its turn is kept.
                 self._load(work, fd)
@@ -149,6 +146,7 @@ class Executor:
     def close(self) -> None:
         """Free everything that the queue holds."""
         self._tasks.clear()
+        self._graphs.close()
         self._ranges.clear()
         self._runtime.close()
 
@@ -158,10 +156,9 @@ class Executor:
         while True:
             if self._download is not None and not self._pump():
                 break
-            if not self._tasks:
+            if not self._tasks or not self._step(self._tasks[0]):
                 break
-            if self._step(self._tasks[0]):
-                self._tasks.popleft()
+            self._tasks.popleft()
         if self._done > self._acked:
             self._acked = self._done
             self._reply(m.Ack(self._queue, self._done), None)
@@ -192,6 +189,10 @@ class Executor:
             case m.Load():
                 self._begin()
                 self._done = work.number
+            case m.Replay():
+                return self._replay(work, task)
+            case m.Unrecord():
+                self._graphs.forget(work.graph)
         return True
 
     def _begin(self) -> None:
@@ -206,7 +207,7 @@ class Executor:
             self._begin()
             task.commands = enumerate(map(c.parse_command, work.commands), work.first)
         for number, command in task.commands:
-            self._progress(number)
+            self._progress(number, 0)
             if self._error is None:
                 try:
                     self._run(number, command)
@@ -230,34 +231,34 @@ class Executor:
                 if command.timed:
                     self._reply(m.Result(self._queue, number, seconds), None)
             case c.Read():
-                memory, offset = self._place(command.buffer, command.offset, command.nbytes)
+                memory, offset = self._ranges.place(command.buffer, command.offset, command.nbytes)
                 self._reply(m.ReadData(self._queue, number), runtime.read(memory, offset, command.nbytes))
             case c.Write():
-                memory, offset = self._place(command.buffer, command.offset, len(command.data))
+                memory, offset = self._ranges.place(command.buffer, command.offset, len(command.data))
                 runtime.write(memory, offset, command.data)
             case c.Alloc():
-                self._alloc(command.buffer, command.nbytes)
+                self._ranges.alloc(command.buffer, command.nbytes)
             case c.View():
-                self._view(command)
+                self._ranges.view(command)
             case c.Free():
-                self._free(command.buffer)
+                self._ranges.free(command.buffer)
             case c.Upload():
-                place = self._place(command.buffer, command.offset, command.nbytes)
+                place = self._ranges.place(command.buffer, command.offset, command.nbytes)
                 self._upload = _Upload(number, command.transfer, place, command.nbytes) if command.nbytes else None
             case c.Download():
-                memory, offset = self._place(command.buffer, command.offset, command.nbytes)
+                memory, offset = self._ranges.place(command.buffer, command.offset, command.nbytes)
                 aborts = (t.work.transfer for t in self._tasks if isinstance(t.work, m.Abort))
                 if command.nbytes and command.transfer not in aborts:
                     self._download = _Download(number, command.transfer, memory, offset, command.nbytes)
             case c.Copy():
-                target = self._place(command.target, command.target_offset, command.nbytes)
+                target = self._ranges.place(command.target, command.target_offset, command.nbytes)
                 runtime.copy(
-                    *target, *self._place(command.source, command.source_offset, command.nbytes), command.nbytes
+                    *target, *self._ranges.place(command.source, command.source_offset, command.nbytes), command.nbytes
                 )
             case c.Fill():
                 if len(command.pattern) not in (1, 2, 4, 8, 16) or command.nbytes % len(command.pattern):
                     raise DeviceError(f"a pattern of {len(command.pattern)} bytes can't fill {command.nbytes} bytes")
-                memory, offset = self._place(command.buffer, command.offset, command.nbytes)
+                memory, offset = self._ranges.place(command.buffer, command.offset, command.nbytes)
                 runtime.fill(memory, offset, command.nbytes, command.pattern)
             case c.Drop():
                 runtime.drop(command.program)
@@ -268,7 +269,7 @@ class Executor:
         """A command behind an error."""
         match command:
             case c.Free():
-                self._free(command.buffer)
+                self._ranges.free(command.buffer)
             case c.Drop():
                 self._runtime.drop(command.program)
             case c.Clear() if command.error == self._error:
@@ -278,48 +279,10 @@ class Executor:
             case _:
                 return
 
-    def _alloc(self, buffer: int, nbytes: int) -> None:
-        if buffer in self._ranges:
-            raise DeviceError(f"there is a buffer {buffer} already")
-        memory = self._runtime.allocate(nbytes)
-        try:
-            self._runtime.bind(buffer, memory, 0, nbytes)
-        except BaseException:
-            self._runtime.release(memory)
-            raise
-        self._ranges[buffer] = _Range(_Base(memory), 0, nbytes)
-
-    def _view(self, command: c.View) -> None:
-        if command.view in self._ranges:
-            raise DeviceError(f"there is a buffer {command.view} already")
-        memory, offset = self._place(command.buffer, command.offset, command.nbytes)
-        base = self._ranges[command.buffer].base
-        self._runtime.bind(command.view, memory, offset, command.nbytes)
-        self._ranges[command.view] = _Range(base, offset, command.nbytes)
-        base.references += 1
-
-    def _free(self, buffer: int) -> None:
-        held = self._ranges.pop(buffer, None)
-        if held is None:
-            return  # what should have made it was dropped
-        self._runtime.unbind(buffer)
-        held.base.references -= 1
-        if not held.base.references:
-            self._runtime.release(held.base.memory)
-
-    def _place(self, buffer: int, offset: int, nbytes: int) -> tuple[int, int]:
-        """The memory of a range of a buffer or view, checked."""
-        held = self._ranges.get(buffer)
-        if held is None:
-            raise DeviceError(f"there is no buffer {buffer}; it was freed, or an earlier error kept it from being made")
-        if offset + nbytes > held.nbytes:
-            raise DeviceError(f"bytes {offset} to {offset + nbytes} are outside buffer {buffer} of {held.nbytes} bytes")
-        return held.base.memory, held.offset + offset
-
     # -- programs and packed launches
 
     def _launches(self, work: m.Launches, words: memoryview) -> None:
-        self._progress(work.first)
+        self._progress(work.first, 0)
         if self._error is None:
             try:
                 failure = self._runtime.launch_packed(words, work.first)
@@ -358,6 +321,61 @@ class Executor:
                 os.close(code[0])
         self._reply(m.Compiled(self._queue, work.program, code is not None, message), None)
         self._done = work.number
+
+    # -- graphs
+
+    def _replay(self, work: m.Replay, task: _Task) -> bool:
+        """Go on with a replay; whether it is over."""
+        if task.halts is None:
+            self._begin()
+            graph = self._graphs.start(work)
+            task.halts = graph.replay(
+                self._ranges.place, self._ranges.frees, work.bindings, work.values, partial(self._progress, work.number)
+            )
+        if self._error is None:
+            try:
+                over = self._run_replay(work, task.halts)
+            except ReplayFailure as failure:
+                details: dict[str, object] = {"operation": "replay", "graph": work.graph, "step": failure.step}
+                if failure.program is not None:
+                    details |= {"operation": "launch", "program": failure.program}
+                self._failed(work.number, None, failure.error, details)
+            except (WsgradError, MemoryError) as error:
+                self._failed(work.number, None, error, {"operation": "replay", "graph": work.graph})
+            else:
+                if not over:
+                    return False
+        self._upload = None
+        unused = self._graphs.over(work)
+        if unused:
+            self._reply(m.Credit(self._queue, unused), None)
+        self._done = work.number
+        return True
+
+    def _run_replay(self, work: m.Replay, halts: Iterator[Halt]) -> bool:
+        """Run until the end, or until bytes or credit have to come first; whether that was the end."""
+        while True:
+            failure = self._graphs.failure(work)
+            if failure is not None:
+                raise error_from_wire(failure.code, failure.message, failure.details)
+            while self._upload is not None:
+                kept = self._graphs.take(self._upload.transfer)
+                if kept is None:
+                    return False
+                self._chunk(*kept)
+            halt = next(halts, None)
+            if halt is None:
+                return True
+            if not halt.nbytes:
+                continue
+            # Until the replay is over, what is done is what was done before it.
+            done, transfer = work.number - 1, work.transfer + halt.place
+            if not halt.sends:
+                self._upload = _Upload(done, transfer, halt.at, halt.nbytes)
+                continue
+            self._download = _Download(done, transfer, *halt.at, halt.nbytes)
+            if not self._pump():
+                return False
 
     # -- transfers
 
@@ -410,8 +428,10 @@ class Executor:
 
     # -- errors
 
-    def _failed(self, number: int, command: c.Command | None, error: Exception) -> None:
-        details: dict[str, object] = {}
+    def _failed(
+        self, number: int, command: c.Command | None, error: Exception, details: dict[str, object] | None = None
+    ) -> None:
+        details = dict(details or {})
         if isinstance(error, WsgradError):
             details |= error.details
         else:

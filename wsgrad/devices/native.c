@@ -4,6 +4,7 @@
  * A launch in the stream is little-endian 32-bit words: program, grid, then its arguments in order: one word for a
  * buffer's id or a 32-bit scalar, two (low first) for a 64-bit scalar, none for the index. Grid 0 is a single call.
  * Ids and lengths come from a stranger and are checked against the tables; what a program does is not this file's worry.
+ * A graph's launches are such a stream too, with tables of their own, and `patch` puts a replay's values into it.
  */
 typedef __UINT8_TYPE__ u8;
 typedef __UINT32_TYPE__ u32;
@@ -252,4 +253,41 @@ EXPORT int run(struct state *state, const u32 *words, u64 count, u64 from, u64 n
     }
     state->at = at;
     return result;
+}
+
+/* ---- graphs ---- */
+
+enum { PATCH_WORD, PATCH_DOUBLE, PATCH_FLOAT32, PATCH_FLOAT64 };
+
+struct patch {
+    u32 word, kind, source, zero;
+    i64 scale, offset;
+};
+
+/* Writes `scale * values[source] + offset` into the words of a graph, as `wsgrad/graph/native.py` made the table. */
+EXPORT void patch(u32 *words, const struct patch *patches, u64 count, const i64 *values) {
+    for (u64 i = 0; i < count; i++) {
+        const struct patch *p = &patches[i];
+        u64 value = (u64)p->scale * (u64)values[p->source] + (u64)p->offset;
+        union { float f; u32 u; } single;
+        union { double f; u64 u; } number;
+        u32 *word = words + p->word;
+        switch (p->kind) {
+        case PATCH_FLOAT32:
+            single.f = (float)(double)(i64)value;
+            word[0] = single.u;
+            continue;
+        case PATCH_FLOAT64:
+            number.f = (double)(i64)value;
+            value = number.u;
+            break;
+        case PATCH_WORD:
+            word[0] = (u32)value;
+            continue;
+        default:
+            break;
+        }
+        word[0] = (u32)value;
+        word[1] = (u32)(value >> 32);
+    }
 }

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAX_BUFFERS: Final = 1 << 20
-"""Buffer ids that a client may use; the loop's own temporaries lie above."""
+"""Buffer ids that a client may use; ids for the slots of graphs, then the loop's own temporaries, lie above."""
+MAX_SLOTS: Final = 1 << 16
 MAX_PROGRAMS: Final = 1 << 16
 TEMPORARIES: Final = 64
 
@@ -71,48 +72,79 @@ def argument_words(signature: str) -> int:
     return sum(_WORDS[_KINDS[letter]] for letter in signature)
 
 
+class Table:
+    """The buffers of one stream of launches by id, with `TEMPORARIES` more ids behind them, and how the loop runs it.
+
+    Attributes:
+        count: ids from here on are temporaries.
+    """
+
+    def __init__(self, loop: Native, count: int, progress_address: int = 0) -> None:
+        self.count = count
+        self._loop = loop
+        self._nbytes = (count + TEMPORARIES) * _BUFFER.size
+        access, flags = linux.PROT_READ | linux.PROT_WRITE, linux.MAP_PRIVATE | linux.MAP_ANONYMOUS
+        self._address = linux.mmap(0, self._nbytes, access, flags | linux.MAP_NORESERVE)
+        # Writing through one view is several times faster than a ctypes object per entry.
+        self._view = memoryview((ctypes.c_char * self._nbytes).from_address(self._address)).cast("B")
+        self._own_progress = ctypes.c_uint64()
+        self._state = ctypes.create_string_buffer(_STATE.size)
+        self._state_address = ctypes.addressof(self._state)
+        self.report_to(progress_address or ctypes.addressof(self._own_progress))
+
+    def report_to(self, progress_address: int) -> None:
+        """Where the loop writes the number of the launch that it starts, before it starts it."""
+        programs, buffers = self._loop.programs_address, self.count + TEMPORARIES
+        _STATE.pack_into(self._state, 0, programs, MAX_PROGRAMS, self._address, buffers, progress_address, 0, 0, 0)
+
+    def set_buffer(self, buffer: int, address: int, nbytes: int) -> None:
+        """Fill in a buffer; an address of 0 takes it out."""
+        _BUFFER.pack_into(self._view, buffer * 16, address, nbytes)
+
+    def buffer(self, buffer: int) -> tuple[int, int]:
+        """A buffer's address and size."""
+        address, nbytes = _BUFFER.unpack_from(self._view, buffer * 16)
+        return address, nbytes
+
+    def run(self, words_address: int, count: int, start: int, number: int) -> Ran:
+        """Run packed launches from word `start` up to word `count`; the first one's number is `number`."""
+        stop = self._loop.run_launches(self._state_address, words_address, count, start, number)
+        _, _, _, _, _, at, word, launches = _STATE.unpack_from(self._state)
+        return Ran(Stop(stop), at, word, launches)
+
+    def close(self) -> None:
+        """Give the memory back; nothing may be launched any more."""
+        self._view.release()
+        linux.munmap(self._address, self._nbytes)
+
+
 class Native:
-    """The loop in this process, mapped from a descriptor that holds its shared object."""
+    """The loop in this process, mapped from a descriptor that holds its shared object.
+
+    Attributes:
+        programs_address: where the table of programs is, which all streams share.
+        table: the buffers of the stream that packed launches make.
+    """
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self._image = elf.load(fd, nbytes, mathlib.addresses())
         symbols = self._image.symbols
         words, state = ctypes.c_void_p, ctypes.c_void_p
         counts = [ctypes.c_uint64] * 3
-        self._run = ctypes.CFUNCTYPE(ctypes.c_int, state, words, *counts)(symbols["run"])
+        self.run_launches = ctypes.CFUNCTYPE(ctypes.c_int, state, words, *counts)(symbols["run"])
+        self._patch = ctypes.CFUNCTYPE(None, words, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_char_p)(symbols["patch"])
         self._worker = ctypes.CFUNCTYPE(None)(symbols["worker"])
         self._workers = ctypes.CFUNCTYPE(ctypes.c_uint32)(symbols["workers"])
         self._set_threads = ctypes.CFUNCTYPE(None, ctypes.c_uint32)(symbols["set_threads"])
         self._stop = ctypes.CFUNCTYPE(None)(symbols["stop"])
         self._start = ctypes.CFUNCTYPE(None)(symbols["start"])
         self._program_bytes = MAX_PROGRAMS * _PROGRAM.size
-        self._buffer_bytes = (MAX_BUFFERS + TEMPORARIES) * _BUFFER.size
         flags = linux.MAP_PRIVATE | linux.MAP_ANONYMOUS | linux.MAP_NORESERVE
-        access = linux.PROT_READ | linux.PROT_WRITE
-        self._programs = linux.mmap(0, self._program_bytes, access, flags)
-        self._buffers = linux.mmap(0, self._buffer_bytes, access, flags)
-        self._own_progress = ctypes.c_uint64()
-        self._state = ctypes.create_string_buffer(_STATE.size)
-        self._state_address = ctypes.addressof(self._state)
-        self.report_to(ctypes.addressof(self._own_progress))
-        # Writing through one view is several times faster than a ctypes object per entry.
-        self._buffer_view = memoryview((ctypes.c_char * self._buffer_bytes).from_address(self._buffers)).cast("B")
-        self._program_view = memoryview((ctypes.c_char * self._program_bytes).from_address(self._programs)).cast("B")
-
-    def report_to(self, progress_address: int) -> None:
-        """Where the loop writes the number of the launch that it starts, before it starts it."""
-        _STATE.pack_into(
-            self._state,
-            0,
-            self._programs,
-            MAX_PROGRAMS,
-            self._buffers,
-            MAX_BUFFERS + TEMPORARIES,
-            progress_address,
-            0,
-            0,
-            0,
+        self.programs_address = linux.mmap(0, self._program_bytes, linux.PROT_READ | linux.PROT_WRITE, flags)
+        self._program_view = memoryview((ctypes.c_char * self._program_bytes).from_address(self.programs_address)).cast(
+            "B"
         )
+        self.table = Table(self, MAX_BUFFERS + MAX_SLOTS)
 
     def start_threads(self, count: int) -> None:
         """Spread grids over `count` threads, the caller's included; returns when all of them wait for work."""
@@ -159,21 +191,14 @@ class Native:
     def drop_program(self, program: int) -> None:
         self._program_view[program * _PROGRAM.size : (program + 1) * _PROGRAM.size] = bytes(_PROGRAM.size)
 
-    def set_buffer(self, buffer: int, address: int, nbytes: int) -> None:
-        """Fill in a buffer; an address of 0 takes it out."""
-        _BUFFER.pack_into(self._buffer_view, buffer * 16, address, nbytes)
-
-    def run(self, words_address: int, count: int, start: int, number: int) -> Ran:
-        """Run packed launches from word `start` on; the first one's number is `number`."""
-        stop = self._run(self._state_address, words_address, count, start, number)
-        _, _, _, _, _, at, word, launches = _STATE.unpack_from(self._state)
-        return Ran(Stop(stop), at, word, launches)
+    def patch(self, words_address: int, patches: bytes, count: int, values: bytes) -> None:
+        """Put values, 64-bit integers, into words as the records of a patch table say."""
+        self._patch(words_address, patches, count, values)
 
     def close(self) -> None:
         """End the threads and give the memory back; nothing may be launched any more."""
         self.stop_threads()
-        self._buffer_view.release()
+        self.table.close()
         self._program_view.release()
-        linux.munmap(self._programs, self._program_bytes)
-        linux.munmap(self._buffers, self._buffer_bytes)
+        linux.munmap(self.programs_address, self._program_bytes)
         elf.unload(self._image)

@@ -125,7 +125,7 @@ def _serve(sock: socket.socket, ring_fd: int, native: Native, options: Mapping[s
         return
     attach = first[0]
     ring = Ring.attach(ring_fd)
-    native.report_to(ring.progress_address)
+    native.table.report_to(ring.progress_address)
     memory = _whole(attach.options.get("memory"))
     threads = _whole(attach.options.get("threads")) or _whole(options.get("threads")) or 1
     required = not options.get("unconfined", False)
@@ -135,13 +135,13 @@ def _serve(sock: socket.socket, ring_fd: int, native: Native, options: Mapping[s
     native.start_threads(threads)
     confine.seal_node(required=required)
     send = _Sender(sock)
-    runtime = CpuRuntime(native, memory_bytes=memory, threads=threads)
+    runtime = CpuRuntime(native, memory_bytes=memory, threads=threads, step_address=ring.step_address)
     executor = Executor(
         attach.queue,
         runtime,
         reply=send,
         outlet=RingOutlet(ring, attach.queue, send),
-        progress=lambda number: ring.set_progress(number, True),
+        progress=lambda number, step: ring.set_progress(number, True, step),
     )
     send(m.Result(attach.queue, 0, runtime.describe()), None)
     while True:
@@ -154,7 +154,10 @@ def _serve(sock: socket.socket, ring_fd: int, native: Native, options: Mapping[s
             case m.Slot():
                 bulk = ring.slot(message.slot)[: message.nbytes]
                 executor.handle(m.Chunk(message.queue, message.transfer, message.offset), bulk)
-            case m.Batch() | m.Launches() | m.Load() | m.Abort() | m.Fail() | m.Credit():
+            case (
+                m.Batch() | m.Launches() | m.Load() | m.Abort() | m.Fail() | m.Credit()
+                | m.Graph() | m.Replay() | m.Unrecord()
+            ):  # fmt: skip
                 if bulk is not None and executor.waiting:
                     bulk = memoryview(bytearray(bulk))
                 executor.handle(message, bulk, fd)

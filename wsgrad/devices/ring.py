@@ -20,7 +20,8 @@ DOWNLOAD_SLOTS: Final = range(4, 8)
 _CONTROL: Final = SLOTS * SLOT_BYTES
 _NBYTES: Final = _CONTROL + 4096
 _NUMBER: Final = struct.Struct("<Q")
-_PROGRESS: Final = struct.Struct("<QQQ")
+_PROGRESS: Final = struct.Struct("<QQQQ")
+_STEP_AT: Final = 24
 
 
 class Ring:
@@ -30,6 +31,7 @@ class Ring:
         fd: the memfd, to be sent to the other end; -1 once given away.
         address: where slot 0 starts in this process.
         progress_address: where the native loop writes the number of the launch that it runs.
+        step_address: where it writes which step of a graph it runs.
     """
 
     def __init__(self, fd: int) -> None:
@@ -39,6 +41,7 @@ class Ring:
         self._anchor: ctypes.c_char | None = ctypes.c_char.from_buffer(self._map)
         self.address = ctypes.addressof(self._anchor)
         self.progress_address = self.address + _CONTROL
+        self.step_address = self.progress_address + _STEP_AT
         self._counter = 0
 
     @classmethod
@@ -67,13 +70,18 @@ class Ring:
 
     def progress(self) -> tuple[int, bool]:
         """The number of the command that the node says it runs, and whether it says that it runs one."""
-        number, running, _ = _PROGRESS.unpack_from(self._view, _CONTROL)
+        number, running, _, _ = _PROGRESS.unpack_from(self._view, _CONTROL)
         return number, running != 0
 
-    def set_progress(self, number: int, running: bool) -> None:
-        """Say which command runs now, or that the node waits."""
+    def step(self) -> int:
+        """Which step of a graph the node says that it runs: the first is 1."""
+        _, _, _, step = _PROGRESS.unpack_from(self._view, _CONTROL)
+        return int(step)
+
+    def set_progress(self, number: int, running: bool, step: int = 0) -> None:
+        """Say which command runs now, and which step of its graph, or that the node waits."""
         self._counter += 1
-        _PROGRESS.pack_into(self._view, _CONTROL, number, running, self._counter)
+        _PROGRESS.pack_into(self._view, _CONTROL, number, running, self._counter, step)
 
     def close_fd(self) -> None:
         """Close the descriptor once the other end has its own; the mapping stays."""

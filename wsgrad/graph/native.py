@@ -1,7 +1,8 @@
 """Turns a device's launches into the words that the native loop runs, with a table of what a replay patches into them.
 
 The words are those of packed launches: program, grid, arguments. They are made once; a replay's buffers and values go
-in through the patch table, in C. It touches no memory of a device.
+in without touching them: buffers through the table of slots, values through the patch table, in C. It touches no memory
+of a device.
 """
 
 from __future__ import annotations
@@ -25,15 +26,14 @@ _MASK: Final = (1 << 32) - 1
 class PatchKind(enum.IntEnum):
     """What a patch writes at its word; `v` is `scale * values[source] + offset` modulo 2**64, as a signed number.
 
-    `SLOT`: the table id that stands for slot `source` in this replay. `WORD`: the low half of v. `DOUBLE`: v in two
-    words, low first. `FLOAT32`: `(float)(double)v`. `FLOAT64`: `(double)v` in two words.
+    `WORD`: the low half of v. `DOUBLE`: v in two words, low first. `FLOAT32`: `(float)(double)v`. `FLOAT64`:
+    `(double)v` in two words.
     """
 
-    SLOT = 0
-    WORD = 1
-    DOUBLE = 2
-    FLOAT32 = 3
-    FLOAT64 = 4
+    WORD = 0
+    DOUBLE = 1
+    FLOAT32 = 2
+    FLOAT64 = 3
 
 
 _PATCHES: Final = {
@@ -51,7 +51,8 @@ class Run:
     """Launches in a row that the loop runs in one call: words `first` to `end`.
 
     Attributes:
-        steps: the steps, one a launch. Only the first has waits, only the last is signalled.
+        steps: the steps, one a launch. Only the first has waits, only the last is signalled, and no transfer of the
+            device has a number between theirs.
     """
 
     first: int
@@ -65,7 +66,7 @@ class NativeWords:
 
     Attributes:
         words: little-endian; slots stand where the ids of buffers go, 0 where variables do.
-        patches: records of `PATCH`, in the order of their words; one for every buffer and every variable.
+        patches: records of `PATCH`, in the order of their words; one for every use of a variable.
         queue: what to do in order: calls of the loop, and between them the steps that it can't run.
     """
 
@@ -80,7 +81,8 @@ def native_words(part: DevicePart) -> NativeWords:
     patches: list[bytes] = []
     queue: list[Run | PartStep] = []
     steps: list[PartStep] = []
-    first = 0
+    transfers = sorted(step.number for lane in part.lanes[1:] for step in lane)
+    first = passed = 0
 
     def end_run() -> None:
         nonlocal first
@@ -91,7 +93,10 @@ def native_words(part: DevicePart) -> NativeWords:
 
     for step in part.lanes[0]:
         op = step.op
-        if step.waits:
+        before = passed
+        while passed < len(transfers) and transfers[passed] < step.number:
+            passed += 1
+        if step.waits or passed > before:
             end_run()
         if isinstance(op, LaunchOp) and op.block is None and len(op.grid or ()) <= 1:
             _pack(op, part.programs[op.program], words, patches)
@@ -115,7 +120,6 @@ def _pack(op: LaunchOp, signature: str, words: list[int], patches: list[bytes]) 
         value = next(values)
         if letter == "p":
             assert isinstance(value, int)
-            patches.append(PATCH.pack(len(words), PatchKind.SLOT, value, 0, 0, 0))
             words.append(value)
         else:
             _add(_PATCHES[letter], value, words, patches)

@@ -44,19 +44,40 @@ def parse_part(array: object) -> Part:
         ProtocolError: a wrong shape or type, a number out of its range, a wait on what can't have happened.
     """
     server, devices, buffers, variables = _array(array, 4, "a graph part")
-    rows = [_integers(row, 3, "a graph's buffer") for row in _list(buffers, "a graph's buffers")]
-    known = {number: (index, nbytes) for number, index, nbytes in rows}
-    names: list[tuple[str, int, int]] = []
-    for row in _list(variables, "a graph's variables"):
-        name, low, high = _array(row, 3, "a graph's variable")
-        if type(name) is not str or not (_is_int(low) and _is_int(high) and -MAX_INTEGER <= low <= high <= MAX_INTEGER):
-            raise ProtocolError(f"a graph's variable {row!r} is no name with two integers in order")
-        names.append((name, low, high))
+    known, names = _buffers(buffers), _variables(variables)
     parsed = tuple(_device(row, known, names) for row in _list(devices, "a graph's devices"))
     part = Part(_integer(server, "a server"), parsed, known, tuple(names))
     _check_order(part)
     _check_transfers(part)
     return part
+
+
+def device_arrays(array: list[object]) -> dict[int, list[object]]:
+    """What each device of a checked part is told of it, for `parse_device_part`, by the device's index."""
+    _, devices, buffers, variables = _array(array, 4, "a graph part")
+    arrays: dict[int, list[object]] = {}
+    for device in _list(devices, "a graph's devices"):
+        index = _list(device, "a graph's device")[0]
+        assert isinstance(index, int)
+        mine = [row for row in _list(buffers, "a graph's buffers") if _list(row, "a graph's buffer")[1] == index]
+        arrays[index] = [device, mine, variables]
+    return arrays
+
+
+def parse_device_part(array: object) -> tuple[DevicePart, dict[int, int], list[tuple[str, int, int]]]:
+    """Check one device's part, as `device_arrays` made it.
+
+    Returns:
+        The part, the sizes of its buffers by their numbers in the graph, and the variables with their bounds.
+
+    Raises:
+        ProtocolError: as `parse_part`.
+    """
+    device, buffers, variables = _array(array, 3, "a device's part of a graph")
+    known, names = _buffers(buffers), _variables(variables)
+    part = _device(device, known, names)
+    _check_device_order(part)
+    return part, {number: nbytes for number, (_, nbytes) in known.items()}, names
 
 
 def check_values(part: Part, values: Sequence[object]) -> tuple[int, ...]:
@@ -81,16 +102,36 @@ def _check_order(part: Part) -> None:
     if len(set(numbers)) < len(numbers) or len(set(indices)) < len(indices):
         raise ProtocolError("a graph has a step or a device twice")
     for device in part.devices:
-        here = {step.number for lane in device.lanes for step in lane}
-        for lane in device.lanes:
-            if any(one.number >= other.number for one, other in itertools.pairwise(lane)):
-                raise ProtocolError("the steps of a graph's queue are not in the order of their numbers")
-            for step in lane:
-                for wait in step.waits:
-                    if wait >= step.number or wait not in here:
-                        raise ProtocolError(
-                            f"step {step.number} of a graph waits for step {wait}, which is not before it there"
-                        )
+        _check_device_order(device)
+
+
+def _check_device_order(device: DevicePart) -> None:
+    here = {step.number for lane in device.lanes for step in lane}
+    for lane in device.lanes:
+        if any(one.number >= other.number for one, other in itertools.pairwise(lane)):
+            raise ProtocolError("the steps of a graph's queue are not in the order of their numbers")
+        for step in lane:
+            for wait in step.waits:
+                if wait >= step.number or wait not in here:
+                    raise ProtocolError(
+                        f"step {step.number} of a graph waits for step {wait}, which is not before it there"
+                    )
+
+
+def _buffers(rows: object) -> dict[int, tuple[int, int]]:
+    """(Device index, size) by number."""
+    parsed = [_integers(row, 3, "a graph's buffer", limit=_U53) for row in _list(rows, "a graph's buffers")]
+    return {number: (index, nbytes) for number, index, nbytes in parsed}
+
+
+def _variables(rows: object) -> list[tuple[str, int, int]]:
+    names: list[tuple[str, int, int]] = []
+    for row in _list(rows, "a graph's variables"):
+        name, low, high = _array(row, 3, "a graph's variable")
+        if type(name) is not str or not (_is_int(low) and _is_int(high) and -MAX_INTEGER <= low <= high <= MAX_INTEGER):
+            raise ProtocolError(f"a graph's variable {row!r} is no name with two integers in order")
+        names.append((name, low, high))
+    return names
 
 
 def _check_transfers(part: Part) -> None:

@@ -66,6 +66,8 @@ class Config:
     max_message_size: int = 2 << 20
     max_program_size: int = 1 << 20
     max_connections_per_address: int = 64
+    cache_dir: str = ""
+    cache_size: int = 4 << 30
     compile_seconds: float = 5.0
     launch_seconds: float = 30.0
     idle_seconds: float = 86_400.0
@@ -184,6 +186,10 @@ _GROUPS: tuple[tuple[str, tuple[_Option, ...]], ...] = (
                 "--max-message-size", "max_message_size", "SIZE", options.size(_CHUNK_MESSAGE), "one message of a peer"
             ),
             _Option("--max-program-size", "max_program_size", "SIZE", options.size(1), "source of one program"),
+            _Option(
+                "--cache-size", "cache_size", "SIZE", options.size(0), "uploads kept for clients that ask; 0 for none"
+            ),
+            _Option("--cache-dir", "cache_dir", "DIR", options.word, "where [~/.cache/wsgrad/blobs]"),
             _Option("--compile-seconds", "compile_seconds", "S", options.seconds(0.1), "compiling one program"),
             _Option("--launch-seconds", "launch_seconds", "S", options.seconds(0.01), "one launch of a program"),
             _Option(

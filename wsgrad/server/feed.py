@@ -11,34 +11,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
 
 from wsgrad.server.events import Failure
+from wsgrad.server.loads import Load
 from wsgrad.server.outstanding import Sent, Transfer
-from wsgrad.server.submission import NOTHING, Joint, refusal
+from wsgrad.server.submission import NOTHING, CachedUpload, Joint, refusal
 from wsgrad.server.transfers import ROUTED
 from wsgrad.transport import cbor
 from wsgrad.transport.commands import Download, Receive, Send, Upload, Wait, command_array
-from wsgrad.transport.messages import Abort, Batch, Program, message_array
+from wsgrad.transport.messages import Abort, Batch, message_array
 
 if TYPE_CHECKING:
+    from wsgrad.server.cached import CachedUploads
     from wsgrad.server.journal import Journal
     from wsgrad.server.outstanding import Outstanding
     from wsgrad.server.port import Port
-    from wsgrad.server.programs import Job
     from wsgrad.server.queue import Queue
     from wsgrad.transport.commands import Command
 
 _STEP: Final = 16
 """Messages to the node before others get a turn."""
 _NOTHING: Final = memoryview(b"")
-
-
-@dataclass(slots=True)
-class Load:
-    """A program, and its compilation where the node gets machine code."""
-
-    message: Program
-    source: memoryview
-    job: Job | None
-    nbytes: int
 
 
 @dataclass(slots=True)
@@ -51,7 +42,7 @@ class Piece:
     slot: int | None = None
 
 
-Item: TypeAlias = Sent | Load | Piece | Abort | Joint
+Item: TypeAlias = Sent | Load | Piece | Abort | CachedUpload | Joint
 
 
 class Feed:
@@ -63,13 +54,14 @@ class Feed:
         receives: transfers to this queue that are not over.
     """
 
-    def __init__(self, queue: Queue, out: Outstanding, journal: Journal) -> None:
+    def __init__(self, queue: Queue, out: Outstanding, journal: Journal, cached: CachedUploads) -> None:
         self.port: Port | None = None
         self.running = False
         self.receives = 0
         self._queue = queue
         self._out = out
         self._journal = journal
+        self._cached = cached
         self._items: deque[Item] = deque()
         self._receiving: Joint | None = None
         self._offset = 0
@@ -182,8 +174,9 @@ class Feed:
                 port.send(item.head, item.bulk)
                 self._out.add(item)
             case Load():
-                if item.job is not None and not item.job.done:
+                if not item.ready:
                     return False
+                assert item.source is not None
                 port.send_program(item.message, item.source, item.job)
                 number = item.message.number
                 self._out.add(Sent(number, number, item.nbytes, b""))
@@ -195,6 +188,8 @@ class Feed:
                 port.send_chunk(item.transfer, item.offset, item.slot, item.bulk, client=True)
             case Abort():
                 port.send(cbor.encode(message_array(item)))
+            case CachedUpload():
+                return self._cached.advance(item, port, self._out)
             case Joint():
                 return self._join(item, port)
             case _:

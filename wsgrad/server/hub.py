@@ -10,12 +10,14 @@ import contextlib
 import itertools
 import logging
 import secrets
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import trio
 
 from wsgrad.devices.toolchain import find_compiler
 from wsgrad.errors import ConnectionLost, LimitExceeded, ProtocolError, WsgradError, error_code
+from wsgrad.server import blobs
 from wsgrad.server.config import version
 from wsgrad.server.cpu import cpu_info
 from wsgrad.server.limits import Limits
@@ -24,13 +26,13 @@ from wsgrad.server.nodes import Device, Registry
 from wsgrad.server.programs import Job, Programs
 from wsgrad.server.remote import RemoteNode
 from wsgrad.server.session import Session
+from wsgrad.server.sources import Sources
 from wsgrad.server.statistics import Statistics
 from wsgrad.server.zygote import Zygote
 from wsgrad.transport import cbor
 from wsgrad.transport.messages import VERSION, Bye, Hello, Join, Joined, Refused, message_array, parse_message
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from types import TracebackType
     from typing import Self
 
@@ -73,6 +75,8 @@ class Hub:
         self._programs: Programs | None = None
         self._nodes: list[RemoteNode] = []
         self._nursery: trio.Nursery | None = None
+        self.blobs: blobs.BlobCache
+        self.sources = Sources()
         self._stack = contextlib.AsyncExitStack()
         self._draining = False
 
@@ -81,6 +85,8 @@ class Hub:
             # Sessions end before the zygote does: it collects their processes.
             servants = await stack.enter_async_context(trio.open_nursery())
             stack.callback(servants.cancel_scope.cancel)
+            directory = Path(self._config.cache_dir or blobs.default_directory())
+            self.blobs = blobs.BlobCache(servants, directory, self._config.cache_size)
             if self._zygote is not None:
                 self._programs = Programs(
                     self._zygote, servants, seconds=self._limits.compile_seconds, directory=self._cache_directory
@@ -197,6 +203,7 @@ class Hub:
             "processes": 0 if self._zygote is None else self._zygote.processes,
             "compiled": 0 if self._programs is None else self._programs.compiled,
             "compiled_from_cache": 0 if self._programs is None else self._programs.cached,
+            "cache": {"kept": self.blobs.kept, "damaged": self.blobs.damaged},
             "statistics": self.statistics.describe(),
         }
 
@@ -232,6 +239,7 @@ class Hub:
             "name": self._config.name,
             "devices": self.devices,
             "limits": self._limits.describe(),
+            "cache": self.blobs.available,
         }
 
     def forget(self, session: Session) -> None:

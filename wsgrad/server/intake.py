@@ -5,13 +5,25 @@ Pure bookkeeping of what came; what the commands mean and where they go is the q
 
 from __future__ import annotations
 
+import bisect
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from wsgrad.errors import ProtocolError
 from wsgrad.server.submission import SLICE, slices
-from wsgrad.transport.messages import CHUNK_BYTES, SLOTS, Abort, Batch, Chunk, Launches, Program, Reopen
+from wsgrad.transport.messages import (
+    CHUNK_BYTES,
+    SLOTS,
+    Abort,
+    Batch,
+    Chunk,
+    KnownProgram,
+    Launches,
+    Program,
+    Reopen,
+    Source,
+)
 
 if TYPE_CHECKING:
     from wsgrad.server.submission import Incoming
@@ -20,7 +32,7 @@ MAX_HELD: Final = 32 << 20
 """Bytes of commands, with what keeping them costs, that a queue holds at most; a client's window is 4 MiB."""
 _KEEPING_NBYTES: Final = 32
 
-Submitted: TypeAlias = Batch | Launches | Program | Chunk | Abort | Reopen
+Submitted: TypeAlias = Batch | Launches | Program | KnownProgram | Source | Chunk | Abort | Reopen
 
 
 @dataclass(slots=True)
@@ -45,6 +57,7 @@ class Intake:
         next: the number that the next command must have.
         credit: chunks that the client may still send.
         upload: the upload whose chunks come now.
+        late: uploads whose chunks were asked for since the cache lacks them, by number; they come before any others.
         held: bytes of commands that are not acknowledged.
         waiting: messages that wait for their turn, for a moment or for a reopening.
     """
@@ -54,6 +67,7 @@ class Intake:
         self.next = 1
         self.credit = SLOTS
         self.upload: Incoming | None = None
+        self.late: list[Incoming] = []
         self.held = 0
         self.waiting: deque[Waiting] = deque()
 
@@ -91,7 +105,8 @@ class Intake:
             self.waiting.extend(Waiting(part, None, bulk, nbytes if part is parts[-1] else 0) for part in parts)
             return None
         waiting = Waiting(message, raw, bulk, nbytes)
-        if not self.waiting and type(message) is not Reopen:
+        # A source was asked for: what holds the others may be waiting for it.
+        if type(message) is Source or (not self.waiting and type(message) is not Reopen):
             return waiting
         self.waiting.append(waiting)
         return None
@@ -109,13 +124,17 @@ class Intake:
         if upload is not None and upload.nbytes:
             self.upload = upload
 
+    def ask(self, upload: Incoming) -> None:
+        """The client is asked for the chunks of an upload whose command came before."""
+        bisect.insort(self.late, upload, key=lambda late: late.number)
+
     def chunk(self, message: Chunk, nbytes: int) -> Incoming:
         """Check that a chunk is the next one of the upload under way.
 
         Raises:
             ProtocolError: it is not.
         """
-        upload = self.upload
+        upload = self.late[0] if self.late else self.upload
         if upload is None:
             raise ProtocolError(f"a chunk of transfer {message.transfer} where none is under way")
         expected = min(CHUNK_BYTES, upload.nbytes - upload.offset)
@@ -126,13 +145,22 @@ class Intake:
             )
         upload.offset += nbytes
         if upload.offset == upload.nbytes:
-            self.upload = None
+            if self.late:
+                del self.late[0]
+            else:
+                self.upload = None
         return upload
+
+    def give_up(self, transfer: int) -> None:
+        """The chunks of an upload that the client was asked for will not come."""
+        self.late = [upload for upload in self.late if upload.transfer != transfer]
 
     def owed(self) -> int:
         """Credit to give back when a node is gone with the chunks it had: all but that of chunks that wait here."""
         return SLOTS - self.credit - sum(type(waiting.message) is Chunk for waiting in self.waiting)
 
     def forget(self) -> None:
-        """The node is gone: nothing is held but what waits here."""
+        """The node is gone: nothing is held but what waits here, and late chunks are thrown away."""
+        for upload in self.late:
+            upload.refused = True
         self.held = sum(waiting.nbytes for waiting in self.waiting)

@@ -12,17 +12,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, assert_never
 
 from wsgrad.errors import CompileError, DeviceLost, ProtocolError, Timeout, WsgradError, error_code, error_from_wire
+from wsgrad.server.cached import CachedUploads
 from wsgrad.server.events import Failure
 from wsgrad.server.faults import loss_error, with_compiler_words
-from wsgrad.server.feed import Feed, Load
+from wsgrad.server.feed import Feed
 from wsgrad.server.intake import Intake, Submitted, Waiting
+from wsgrad.server.joints import drop, tie
 from wsgrad.server.journal import Journal
+from wsgrad.server.loads import Loads
 from wsgrad.server.outstanding import ANSWER_NBYTES, InvalidReply, Outstanding
 from wsgrad.server.port import Loss, Port, renumber
-from wsgrad.server.submission import SLICE, Incoming, Joint, check_batch, check_launches, check_lost, refusal
+from wsgrad.server.submission import SLICE, CachedUpload, check_batch, check_launches
 from wsgrad.server.tables import Tables
 from wsgrad.transport import cbor
-from wsgrad.transport.commands import Clear, Receive, Send, Signal, Wait
 from wsgrad.transport.messages import (
     Abort,
     Ack,
@@ -31,6 +33,7 @@ from wsgrad.transport.messages import (
     Compiled,
     Credit,
     Failed,
+    KnownProgram,
     Launches,
     Message,
     Program,
@@ -38,6 +41,7 @@ from wsgrad.transport.messages import (
     Reopen,
     Result,
     Slot,
+    Source,
     message_array,
     parse_message,
 )
@@ -46,7 +50,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wsgrad.server.nodes import Device
-    from wsgrad.server.programs import Job
     from wsgrad.server.session import Session
     from wsgrad.server.tables import ProgramEntry
 
@@ -73,10 +76,19 @@ class Queue:
         )
         self._in = Intake(number)
         self._out = Outstanding()
+        self._cached = CachedUploads(
+            number,
+            session.blobs,
+            self._in,
+            session.statistics,
+            tell=self._tell,
+            give_credit=self._give_credit,
+            pump=self.pump,
+        )
         self._journal = Journal()
-        self._feed = Feed(self, self._out, self._journal)
+        self._feed = Feed(self, self._out, self._journal, self._cached)
         self._opening = 0
-        self._compiling: dict[int, ProgramEntry] = {}
+        self._loads = Loads(number, session, self._tables, tell=self._tell, pump=self.pump)
         self._announced = 0
         self._lost: Failure | None = None
         self._port: Port | None = None
@@ -117,7 +129,7 @@ class Queue:
         """
         self._in.check_chunk(nbytes)
         self._announced += 1
-        if self._announced > 1 or self._in.waiting or self._port is None or self.state is State.LOST:
+        if self._announced > 1 or self._in.waiting or self._in.late or self._port is None or self.state is State.LOST:
             return None
         return self._feed.give_slot(nbytes)
 
@@ -164,7 +176,7 @@ class Queue:
             self._lost = Failure("DeviceError", f"device {self.device.id!r} was closed", {"cause": self.device.id})
         for waiting in self._in.waiting:
             if isinstance(waiting.message, Batch):
-                self._drop_joint(waiting.message, self._lost)
+                drop(waiting.message, self.session, self._lost)
         self._in.waiting.clear()
         self._forget(self._lost)
 
@@ -188,7 +200,7 @@ class Queue:
             case Batch():
                 self._in.begin(message.first, len(message.commands))
                 if self.state is State.LOST and self._lost is not None:
-                    self._in.expect(self._drop_joint(message, self._lost))
+                    self._in.expect(drop(message, self.session, self._lost))
                     self._drop(waiting)
                 else:
                     self._batch(message, waiting)
@@ -200,12 +212,17 @@ class Queue:
                     self._drop(waiting)
                 else:
                     self._feed.add(sent)
-            case Program():
+            case Program() | KnownProgram():
                 self._in.begin(message.number, 1)
                 if self.state is State.LOST:
                     self._drop(waiting)
                 else:
-                    self._program(message, waiting)
+                    assert self._port is not None  # only a lost or closed queue has none
+                    compiles = self._port.compiles
+                    self._feed.add(self._loads.admit(message, waiting.bulk, waiting.nbytes, compiles=compiles))
+            case Source():
+                if not self._loads.source(message, waiting.bulk, waiting.nbytes):
+                    self._in.held -= waiting.nbytes
             case _:
                 assert_never(message)
 
@@ -215,76 +232,19 @@ class Queue:
         self._out.restart(self._in.next - 1)
         self._tell(Ack(self.number, self._in.next - 1))
 
-    def _drop_joint(self, batch: Batch, failure: Failure) -> Incoming | None:
-        """The commands of a batch will not run: those whom they concern learn why. Returns the batch's upload."""
-        session = self.session
-        joint, upload = check_lost(batch)
-        for command in joint:
-            match command:
-                case Signal():
-                    session.events.signal(command.event).settle(failure)
-                case Send():
-                    session.flow_from(command).source_failed(failure)
-                case Receive():
-                    session.flow_to(command).target_failed(failure)
-        return upload
-
     def _batch(self, batch: Batch, waiting: Waiting) -> None:
-        session = self.session
         checked = check_batch(batch, waiting.raw, waiting.nbytes, self._tables)
-        session.statistics.refused += checked.refused
+        self.session.statistics.refused += checked.refused
         for download in checked.downloads:
             if download.transfer in self._out.downloads:
                 raise ProtocolError(f"transfer {download.transfer} is in use")
             self._out.downloads[download.transfer] = download
         self._in.expect(checked.upload)
-        for number, command in checked.marks:
-            match command:
-                case Signal():
-                    self._journal.add(number, session.events.signal(command.event))
-                case Clear():
-                    self._journal.add(number, command.error)
-                case Send():
-                    self._journal.add(number, session.flow_from(command))
+        tie(checked, self.session, self._journal)
         for item in checked.sends:
-            if isinstance(item, Joint):
-                match item.command:
-                    case Wait():
-                        item.event = session.events.wait(item.command.event)
-                    case Send():
-                        item.flow = session.transfers.flow(item.command.route, item.command.transfer)
-                    case Receive():
-                        item.flow = session.flow_to(item.command)
+            if isinstance(item, CachedUpload):
+                self._cached.admit(item)
             self._feed.add(item)
-
-    def _program(self, message: Program, waiting: Waiting) -> None:
-        try:
-            try:
-                source = bytes(waiting.bulk).decode()
-            except UnicodeDecodeError as exc:
-                raise CompileError("the source is not valid UTF-8") from exc
-            entry = self._tables.check_program(message, len(waiting.bulk))
-        except WsgradError as error:
-            self.session.statistics.refused += 1
-            sent = refusal(self.number, message.number, error)
-            sent.nbytes = waiting.nbytes
-            self._feed.add(sent)
-            return
-        job = None
-        assert self._port is not None  # only a lost or closed queue has none
-        if self._port.compiles:
-            self._compiling[message.program] = entry
-        else:
-            job = self.session.compile(source, message)
-            job.when_done(partial(self._compiled, entry, message.program))
-        self._feed.add(Load(message, waiting.bulk, job, waiting.nbytes))
-
-    def _compiled(self, entry: ProgramEntry, program: int, job: Job) -> None:
-        if job.binary is None:
-            entry.error = job.messages
-        if self.state is not State.CLOSED:
-            self._tell(Compiled(self.number, program, job.binary is not None, job.messages))
-            self._feed.pump()
 
     def _chunk(self, message: Chunk, bulk: memoryview) -> None:
         upload = self._in.chunk(message, len(bulk))
@@ -293,11 +253,20 @@ class Queue:
             self._feed.take_back()
             self._give_credit(1)
             return
+        if upload.number:
+            in_place = self._feed.take_back()
+            if not self._cached.chunk(message.transfer, memoryview(bytes(bulk)) if in_place else bulk):
+                self._give_credit(1)
+            return
+        self._cached.check_chunk(message.transfer)
         self._feed.add_piece(message.transfer, message.offset, bulk)
 
     def _abort(self, message: Abort) -> None:
         upload = self._in.upload
-        if upload is not None and upload.transfer == message.transfer:
+        self._in.give_up(message.transfer)
+        if self._cached.abort(message.transfer):
+            pass
+        elif upload is not None and upload.transfer == message.transfer:
             self._in.upload = None
             if not upload.refused and self.state is not State.LOST:
                 self._feed.add(message)
@@ -309,6 +278,10 @@ class Queue:
                 self._feed.add(message)
 
     # -- to the node --
+
+    def pump(self) -> None:
+        """Send to the node what may go."""
+        self._feed.pump()
 
     def _may_reopen(self) -> bool:
         return self.state is State.LOST or (
@@ -339,7 +312,7 @@ class Queue:
 
     def may_idle(self) -> bool:
         """Whether the node may be waiting for the client although it has commands: inside a transfer."""
-        return self._in.upload is not None or bool(self._out.downloads) or self._feed.receiving
+        return self._in.upload is not None or bool(self._out.downloads) or self._feed.receiving or self._cached.feeding
 
     def reply(self, port: Port, array: list[object], raw: bytes, bulk: memoryview | None) -> None:
         """Check one reply of the node and hand it on.
@@ -380,14 +353,12 @@ class Queue:
             case Slot() | Chunk():
                 self._download(port, message, bulk)
             case Credit():
-                clients = port.credit(message.slots)
-                if clients:
-                    self._give_credit(clients)
+                self._give_credit(port.credit(message.slots))
                 self._feed.pump()
             case Failed():
                 self._failed(port, message)
             case Compiled():
-                entry = self._compiling.pop(message.program, None)
+                entry = self._loads.compiled(message.program)
                 if entry is None:
                     raise InvalidReply(f"program {message.program} compiled, which it was not asked to")
                 entry.error = None if message.ok else message.message
@@ -484,7 +455,8 @@ class Queue:
         self._feed.running = False
         self._feed.drop(failure)
         self._journal.drop(failure)
-        self._compiling.clear()
+        self._cached.forget()
+        self._loads.forget()
         self._tables.clear()
         self.session.answers.give(self._out.restart(self._in.next - 1))
         self._in.forget()

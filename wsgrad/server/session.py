@@ -27,6 +27,7 @@ from wsgrad.transport.messages import (
     Chunk,
     Close,
     Devices,
+    KnownProgram,
     Launches,
     Open,
     Program,
@@ -34,6 +35,7 @@ from wsgrad.transport.messages import (
     Reopen,
     Seen,
     Settle,
+    Source,
     Welcome,
     message_array,
     parse_message,
@@ -96,6 +98,8 @@ class Session:
         self.number = number
         self.limits = limits
         self.statistics = hub.statistics
+        self.blobs = hub.blobs
+        self.sources = hub.sources
         self.quota = Quota(limits.max_session_memory, limits.max_buffers, limits.max_programs)
         self.answers = Answers(self.later)
         self.events = Events()
@@ -235,7 +239,7 @@ class Session:
                 connection.send(cbor.encode(message_array(Seen(self._link.received))))
         self.statistics.received += received.nbytes
         match message:
-            case Batch() | Launches() | Program() | Chunk() | Abort() | Reopen():
+            case Batch() | Launches() | Program() | KnownProgram() | Source() | Chunk() | Abort() | Reopen():
                 self._queue(message.queue).submit(message, received.raw, received.bulk)
             case Seen():
                 self._link.seen(message.count)

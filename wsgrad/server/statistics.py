@@ -19,6 +19,10 @@ class Statistics:
         launches: launches that came packed.
         refused: commands that the session refused.
         errors: commands that failed on a device.
+        cache_hits: uploads that the cache brought, whole.
+        cache_misses: uploads that it was asked for and could not bring, or not to their end.
+        cache_nbytes: bytes that the cache brought instead of clients.
+        known_programs: programs whose source did not travel again.
         lost: devices that were lost in a session.
         protocol_errors: connections closed for what their peer sent.
     """
@@ -33,6 +37,10 @@ class Statistics:
     launches: int = 0
     refused: int = 0
     errors: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    cache_nbytes: int = 0
+    known_programs: int = 0
     lost: int = 0
     protocol_errors: int = 0
 

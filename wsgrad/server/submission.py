@@ -24,6 +24,7 @@ from wsgrad.transport.commands import (
     Send,
     Signal,
     Upload,
+    UploadCached,
     Wait,
     command_array,
     parse_command,
@@ -43,16 +44,35 @@ MAX_RESERVED: Final = 1 << 20
 NOTHING: Final = command_array(Clear(0))
 """For a node: no command has number 0, so nothing is cleared."""
 _LEAST_LAUNCH_NBYTES: Final = 8
+_CACHED: Final = ("transfer", "buffer", "offset", "nbytes", "digest")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Incoming:
-    """An upload whose chunks follow. The chunks of a refused one are thrown away."""
+    """An upload whose chunks follow. The chunks of a refused one are thrown away. `number` is that of a cached one."""
 
     transfer: int
     nbytes: int
     refused: bool
     offset: int = 0
+    number: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class CachedUpload:
+    """An upload that the cache is asked for, in its place among what goes to the node; `sent` is without a head."""
+
+    sent: Sent
+    transfer: int
+    buffer: int
+    offset: int
+    nbytes: int
+    digest: bytes
+
+    @property
+    def number(self) -> int:
+        """Its command's."""
+        return self.sent.first
 
 
 @dataclass(slots=True)
@@ -82,7 +102,7 @@ class Checked:
         marks: signals, cleared errors and sends, by their numbers.
     """
 
-    sends: list[Sent | Joint] = field(default_factory=list)
+    sends: list[Sent | CachedUpload | Joint] = field(default_factory=list)
     marks: list[tuple[int, Signal | Clear | Send]] = field(default_factory=list)
     downloads: list[Transfer] = field(default_factory=list)
     upload: Incoming | None = None
@@ -139,6 +159,11 @@ def check_batch(batch: Batch, raw: bytes | None, nbytes: int, tables: Tables) ->
                 sends.append(refusal(batch.queue, number, error, command, tables))
             continue
         match command:
+            case UploadCached():
+                cut(number - 1)
+                piece.first = number + 1
+                sent = Sent(number, number, 0, b"")
+                sends.append(CachedUpload(sent, *(getattr(command, name) for name in _CACHED)))
             case Read():
                 piece.reads.append((number, command.nbytes))
                 reserved += command.nbytes + ANSWER_NBYTES
@@ -160,7 +185,8 @@ def check_batch(batch: Batch, raw: bytes | None, nbytes: int, tables: Tables) ->
     cut(last)
     if not sends:
         raise ProtocolError("a batch without commands")
-    sends[-1].nbytes = nbytes
+    end = sends[-1]
+    (end.sent if isinstance(end, CachedUpload) else end).nbytes = nbytes
     return checked
 
 
@@ -173,7 +199,7 @@ def _refused(command: Command, tables: Tables, checked: Checked) -> WsgradError 
     except WsgradError as error:
         checked.refused += 1
         return error
-    if isinstance(command, Upload | Download) and command.transfer >= ROUTED:
+    if isinstance(command, Upload | UploadCached | Download) and command.transfer >= ROUTED:
         raise ProtocolError(f"transfer {command.transfer}; ids of transfers are below {ROUTED}")
     if type(command) is Download and any(d.transfer == command.transfer for d in checked.downloads):
         raise ProtocolError(f"transfer {command.transfer} is in use")

@@ -26,6 +26,7 @@ from wsgrad.transport.commands import (
     Send,
     Signal,
     Upload,
+    UploadCached,
     View,
     Wait,
     Write,
@@ -150,7 +151,7 @@ class Tables:
                 self._free(command.buffer)
             case View():
                 self._view(command)
-            case Upload():
+            case Upload() | UploadCached():
                 self._check_range("upload", command.buffer, command.offset, command.nbytes)
             case Download():
                 self._check_range("download", command.buffer, command.offset, command.nbytes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias, get_args
 
-from wsgrad.transport.fields import U32, U53, Bool, Data, OptionalDims, Table, Values
+from wsgrad.transport.fields import U32, U53, Bool, Data, Digest, OptionalDims, Table, Values
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +181,25 @@ class Receive:
     route: U32
 
 
+@dataclass(frozen=True, slots=True)
+class UploadCached:
+    """Bytes that the server has, if it is right: its cache is asked for them by their BLAKE3. Not for nodes.
+
+    Other commands may follow at once, but no chunks of another upload before this one is acknowledged. Where the server
+    lacks them, `Missing` asks for chunks, and the server remembers what they bring.
+    """
+
+    KIND: ClassVar[int] = 17
+    transfer: U32
+    buffer: U32
+    offset: U53
+    nbytes: U53
+    digest: Digest
+
+
 Command: TypeAlias = (
     Alloc | Free | View | Write | Upload | Read | Download | Copy | Fill | Launch | Drop | Clear
-    | Signal | Wait | Send | Receive
+    | Signal | Wait | Send | Receive | UploadCached
 )  # fmt: skip
 
 _TABLE: Table[Command] = Table("command", get_args(Command))

@@ -38,6 +38,10 @@ def _key(value: object) -> bool:
     return type(value) is bytes and len(value) == 16
 
 
+def _digest(value: object) -> bool:
+    return type(value) is bytes and len(value) == 32
+
+
 def _map(value: object) -> bool:
     return type(value) is dict and all(type(key) is str for key in value)
 
@@ -83,6 +87,7 @@ U53 = Annotated[int, _u53, "an unsigned integer below 2^53"]
 Text = Annotated[str, _text, "a text"]
 Data = Annotated[bytes, _data, "a byte string"]
 Key = Annotated[bytes, _key, "a byte string of 16 bytes"]
+Digest = Annotated[bytes, _digest, "a byte string of 32 bytes"]
 OptionalKey = Annotated[bytes | None, _optional(_key), "a byte string of 16 bytes or null"]
 OptionalText = Annotated[str | None, _optional(_text), "a text or null"]
 Map = Annotated[dict[str, object], _map, "a map with text keys"]

@@ -14,6 +14,7 @@ from wsgrad.transport.fields import (
     U53,
     Arrays,
     Bool,
+    Digest,
     Key,
     Map,
     Maps,
@@ -375,6 +376,47 @@ class Dialled:
     message: Text
 
 
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Server → client: send the bytes of command `number` from `offset` on.
+
+    They are the chunks of an `UploadCached` that the server's cache could not, or not to its end, bring, or the
+    `Source` of a `KnownProgram`.
+    """
+
+    KIND: ClassVar[int] = 40
+    queue: U32
+    number: U53
+    offset: U53
+
+
+@dataclass(frozen=True, slots=True)
+class KnownProgram:
+    """A `Program` whose source the server has probably seen: `nbytes` bytes with this SHA-256. Command `number`."""
+
+    KIND: ClassVar[int] = 41
+    queue: U32
+    number: U53
+    program: U32
+    dialect: Text
+    name: Text
+    entry: Text
+    signature: Text
+    writes: OptionalIndices
+    alias: Bool
+    nbytes: U32
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Bulk: the source that `Missing` has asked for, of the `KnownProgram` of that number; no command itself."""
+
+    KIND: ClassVar[int] = 42
+    queue: U32
+    number: U53
+
+
 # -- only between server and node --
 
 
@@ -445,12 +487,16 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Server → node: run a graph as command `number`; `bindings` holds `[buffer number, buffer, offset]`."""
+    """Server → node: run a graph as command `number`; `bindings` holds `[buffer number, buffer, offset]`.
+
+    The first of its sends and receives on this device is transfer `transfer`, the others are numbered on from there.
+    """
 
     KIND: ClassVar[int] = 53
     queue: U32
     number: U53
     graph: U32
+    transfer: U32
     bindings: Arrays
     values: Values
 
@@ -469,10 +515,11 @@ Message: TypeAlias = (
     | Batch | Launches | Program | Chunk | Abort | Credit | Open | Reopen | Close
     | Record | Run | Forget | Release | Settle | Peer | Dial
     | Ack | Result | ReadData | Failed | Compiled | Ticket | Dialled
+    | Missing | KnownProgram | Source
     | Attach | Load | Slot | Fail | Graph | Replay | Unrecord
 )  # fmt: skip
 
-BULK_KINDS = frozenset({Launches.KIND, Program.KIND, Chunk.KIND, Record.KIND, ReadData.KIND, Graph.KIND})
+BULK_KINDS = frozenset({Launches.KIND, Program.KIND, Chunk.KIND, Record.KIND, ReadData.KIND, Source.KIND, Graph.KIND})
 UNNUMBERED_KINDS = frozenset(range(16))
 
 
