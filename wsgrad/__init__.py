@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from wsgrad.client.blocking import Program as Program
     from wsgrad.client.blocking import Server as Server
     from wsgrad.client.blocking import connect as connect
+    from wsgrad.client.graph import AsyncGraph as AsyncGraph
+    from wsgrad.client.graph import Graph as Graph
+    from wsgrad.client.graph import record as record
+    from wsgrad.client.jit import jit as jit
     from wsgrad.client.signature import INDEX as INDEX
     from wsgrad.errors import CompileError as CompileError
     from wsgrad.errors import ConnectionLost as ConnectionLost
@@ -32,12 +36,15 @@ if TYPE_CHECKING:
     from wsgrad.errors import Timeout as Timeout
     from wsgrad.errors import Unauthorized as Unauthorized
     from wsgrad.errors import WsgradError as WsgradError
+    from wsgrad.graph.items import Var as Var
 
 __version__ = "0.1.0"
 
 _MODULES = {
     "wsgrad.client.async_face": ("AsyncBuffer", "AsyncDevice", "AsyncProgram", "AsyncServer", "open_server"),
     "wsgrad.client.blocking": ("Buffer", "Device", "Program", "Server", "connect"),
+    "wsgrad.client.graph": ("AsyncGraph", "Graph", "record"),
+    "wsgrad.client.jit": ("jit",),
     "wsgrad.client.signature": ("INDEX",),
     "wsgrad.errors": (
         "CompileError",
@@ -52,6 +59,7 @@ _MODULES = {
         "Unauthorized",
         "WsgradError",
     ),
+    "wsgrad.graph.items": ("Var",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

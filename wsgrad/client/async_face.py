@@ -16,6 +16,7 @@ from wsgrad.client.blobs import MIN_CACHED
 from wsgrad.client.buffer import BaseBuffer
 from wsgrad.client.core import Session
 from wsgrad.client.embedded import EmbeddedServer
+from wsgrad.client.graph import AsyncGraph
 from wsgrad.client.outbox import MAX_UNSENT
 from wsgrad.client.program import BaseProgram
 from wsgrad.client.target import AGENT, ROUTE, debugging, target_of, wanted_url
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from wsgrad.client.arrays import Array
     from wsgrad.client.handle import Handle
     from wsgrad.client.queue import Queue
+    from wsgrad.client.recording import Recorder
     from wsgrad.client.target import Target
     from wsgrad.client.waits import Wait
 
@@ -142,6 +144,9 @@ class AsyncDevice(BaseDevice[AsyncBuffer, AsyncProgram]):
 
     async def _wait(self, start: Callable[[], Wait[T]]) -> T:
         return await self._face._wait(self, start)
+
+    def _new_graph(self, recorder: Recorder) -> AsyncGraph:
+        return AsyncGraph(recorder)
 
     def _new_buffer(
         self, handle: Handle, base: Handle, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]

@@ -21,6 +21,7 @@ from wsgrad.client.buffer import BaseBuffer, numbered_shape, size_in_words
 from wsgrad.client.caller import caller_line
 from wsgrad.client.handle import Handle
 from wsgrad.client.program import BaseProgram
+from wsgrad.client.recorders import OPEN, recorder_of, refuse
 from wsgrad.errors import DeviceError
 from wsgrad.transport.commands import Alloc
 from wsgrad.transport.messages import INLINE_BYTES
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike
 
     from wsgrad.client.core import Session
+    from wsgrad.client.graph import BaseGraph
     from wsgrad.client.queue import Queue
+    from wsgrad.client.recording import Recorder
     from wsgrad.client.waits import Wait
 
 T = TypeVar("T")
@@ -303,20 +306,29 @@ class BaseDevice(ABC, Generic[B, P]):
         return queue
 
     def _waiting_queue(self) -> Queue:
-        """The queue, for a call that waits and so raises what nobody was told of yet."""
+        """The queue, for a call that waits and so raises what nobody was told of yet.
+
+        Raises:
+            LaunchError: inside a recording.
+        """
+        refuse(self, "a call that waits or reads")
         queue = self._live_queue()
         queue.raise_unraised()
         return queue
 
     def _alloc(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> B:
         queue = self._usable_queue()
-        identity = queue.life.buffers.take()
-        handle = Handle(identity, queue.life)
+        recorder = recorder_of(self) if OPEN else None
         nbytes = dtype.itemsize
         for size in shape:
             nbytes *= size
+        identity = queue.life.buffers.take()
+        handle = Handle(identity, queue.life, nbytes=nbytes)
         queue.command(Alloc(identity, nbytes), line=self._line())
-        return self._new_buffer(handle, handle, 0, shape, dtype)
+        buffer = self._new_buffer(handle, handle, 0, shape, dtype)
+        if recorder is not None:
+            recorder.own(buffer)
+        return buffer
 
     def _line(self) -> str:
         return caller_line() if self._server._session.debug else ""
@@ -351,6 +363,7 @@ class BaseDevice(ABC, Generic[B, P]):
         return self._waiting_queue().synchronize(lambda _: None)
 
     def _start_reopen(self) -> Wait[None]:
+        refuse(self, "reopening a device")
         queue = self._live_queue()
         if queue.gone:  # its opening failed: the next queue is a new attempt
             queue.unraised = None
@@ -358,6 +371,7 @@ class BaseDevice(ABC, Generic[B, P]):
         return queue.reopen()
 
     def _close(self) -> None:
+        refuse(self, "closing a device")
         if self._queue is not None:
             self._server._session.close_queue(self._queue)
 
@@ -366,6 +380,9 @@ class BaseDevice(ABC, Generic[B, P]):
         array = np.asarray(data, dtype=dtype)
         check_dtype(array.dtype)
         return array
+
+    @abstractmethod
+    def _new_graph(self, recorder: Recorder) -> BaseGraph: ...
 
     @abstractmethod
     def _new_buffer(

@@ -12,6 +12,7 @@ from wsgrad.client.blobs import MIN_CACHED
 from wsgrad.client.buffer import BaseBuffer
 from wsgrad.client.core import Session
 from wsgrad.client.embedded import EmbeddedServer
+from wsgrad.client.graph import Graph
 from wsgrad.client.outbox import MAX_UNSENT
 from wsgrad.client.program import BaseProgram
 from wsgrad.client.target import AGENT, ROUTE, debugging, target_of, wanted_url
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from wsgrad.client.arrays import Array
     from wsgrad.client.handle import Handle
     from wsgrad.client.queue import Queue
+    from wsgrad.client.recording import Recorder
     from wsgrad.client.target import Target
     from wsgrad.client.waits import Wait
 
@@ -148,6 +150,9 @@ class Device(BaseDevice[Buffer, Program]):
 
     def _wait(self, start: Callable[[], Wait[T]], timeout: float | None) -> T:
         return self._face._driver.run(start, timeout)
+
+    def _new_graph(self, recorder: Recorder) -> Graph:
+        return Graph(recorder)
 
     def _new_buffer(
         self, handle: Handle, base: Handle, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]

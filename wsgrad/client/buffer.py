@@ -9,8 +9,9 @@ import numpy as np
 
 from wsgrad.client.arrays import Array, bytes_of, check_dtype, sink_of, source_of
 from wsgrad.client.handle import Handle
+from wsgrad.client.recorders import OPEN, recorder_of, refuse
 from wsgrad.client.waits import settled
-from wsgrad.errors import DeviceError
+from wsgrad.errors import DeviceError, LaunchError
 from wsgrad.transport.commands import Copy, Fill, View, Write
 from wsgrad.transport.messages import INLINE_BYTES
 
@@ -42,6 +43,7 @@ class BaseBuffer:
         "_life",
         "_nbytes",
         "_offset",
+        "_owned",
         "_shape",
         "_type",
     )
@@ -67,6 +69,7 @@ class BaseBuffer:
         # What a launch looks at: no longer an integer once it is freed.
         self._id: int | None = handle.id
         self._life = handle.life
+        self._owned = False  # by a graph: usable only while that is recorded
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -101,10 +104,17 @@ class BaseBuffer:
     @property
     def freed(self) -> bool:
         """Whether `free` was called."""
-        return self._id is None
+        return self._id is None and not self._owned
 
     def free(self) -> None:
-        """Give the memory back, in order after what was issued before. Views keep it until they go. Idempotent."""
+        """Give the memory back, in order after what was issued before. Views keep it until they go. Idempotent.
+
+        Raises:
+            LaunchError: inside a recording, which may use it.
+        """
+        if self._owned:
+            return  # it goes with its graph
+        refuse(self._device, "freeing a buffer")
         self._id = None
         self._handle.free()
 
@@ -196,6 +206,10 @@ class BaseBuffer:
         handle = Handle(queue.life.buffers.take(), self._life)
         view = type(self)(self._device, handle, self._base, self._offset + offset, shape, self._type)
         queue.command(View(handle.id, self._base.id, view._offset, view._nbytes), line=self._device._line())
+        if self._owned:
+            recorder = recorder_of(self._device)
+            if recorder is not None:
+                recorder.own(view)
         return view
 
     def _check(self) -> int:
@@ -203,8 +217,14 @@ class BaseBuffer:
 
         Raises:
             DeviceError: it was freed.
+            LaunchError: it belongs to a graph.
             WsgradError: what it was lost by.
         """
+        if self._id is None and self._owned:
+            raise LaunchError(
+                f"{self!r} was allocated inside a recording and belongs to its graph: allocate what you want to use "
+                "outside before record(…)"
+            )
         if self._id is None:
             raise DeviceError(f"{self!r} can't be used any more")
         if self._life.dead is not None:
@@ -217,6 +237,10 @@ class BaseBuffer:
     def _fill(self, pattern: bytes) -> None:
         identity = self._check()
         queue = self._device._usable_queue()
+        recorder = recorder_of(self._device) if OPEN else None
+        if recorder is not None:
+            recorder.fill(self, pattern)
+            return
         line = self._device._line()
         if not self._nbytes:
             return
@@ -266,6 +290,10 @@ class BaseBuffer:
 
     def _start_copy_from(self, source: Array | BaseBuffer, digest: bytes | None = None) -> Wait[None]:
         identity = self._check()
+        recorder = recorder_of(self._device) if OPEN and isinstance(source, BaseBuffer) else None
+        if recorder is not None and isinstance(source, BaseBuffer):
+            recorder.copy(self, source)
+            return settled(None)
         queue = self._device._waiting_queue()
         if not isinstance(source, BaseBuffer):
             return self._upload(queue, source, lambda _: None, digest)

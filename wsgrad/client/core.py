@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from wsgrad.client.blobs import Sources, new_statistics
 from wsgrad.client.queue import Queue
+from wsgrad.client.session_graphs import SessionGraphs
 from wsgrad.client.waits import Failure, Wait
 from wsgrad.errors import ConnectionLost, ProtocolError, WsgradError, error_code
 from wsgrad.transport.cbor import encode
@@ -61,6 +62,7 @@ class Session:
         ended: why nothing works any more, or None.
         sources: of programs, as far as they were sent.
         statistics: counters since the session was opened.
+        graphs: what was recorded.
         asleep: whether `wake` must be called once something was issued; see `wake`.
         wake: set by the driver, which sends on its own what nobody flushes. May be called from any thread.
         release: set by the driver while it has a connection: no more may be received into this object's memory.
@@ -77,6 +79,7 @@ class Session:
         self.debug = debug
         self.sources = Sources()
         self.statistics = new_statistics()
+        self.graphs = SessionGraphs(self.link)
         self.asleep = False
         self.wake: Callable[[], None] = lambda: None
         self.release: Callable[[object], None] | None = None
@@ -160,6 +163,7 @@ class Session:
         if self._queues.pop(queue.number, None) is not None:
             queue.gone = True
             queue.end(Failure(-1, "DeviceError", f"the device {queue.device!r} was closed by this client"))
+            queue.outbox.leave()
             self.link.push(encode(message_array(Close(queue.number))))
 
     @property
@@ -181,6 +185,7 @@ class Session:
         """Put everything issued so far into messages, and into the link what may be sent."""
         for queue in self._queues.values():
             queue.flush()
+        self.graphs.flush()
 
     def flushed(self) -> Wait[None]:
         """A wait until everything issued so far is with the link."""
@@ -318,11 +323,12 @@ class Session:
                 raise ProtocolError(f"the server sent {type(message).__name__}, which only clients send")
 
     def _failed(self, queue: Queue, failure: Failure) -> None:
-        queue.on_failed(failure)
+        queue.on_failed(self.graphs.named(failure))
         if not failure.number:
             # It never opened. Its device gets another queue when it is used next.
             self._queues.pop(queue.number, None)
             queue.gone = True
+            queue.outbox.leave()
             self._unopened.append(queue)
             self.link.push(encode(message_array(Close(queue.number))))
 

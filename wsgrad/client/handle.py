@@ -15,12 +15,14 @@ class Handle:
     Attributes:
         id: the id in `life`.
         life: the life of the device in which it means something.
+        nbytes: of a buffer's memory; 0 for views and programs.
     """
 
-    __slots__ = ("__weakref__", "_free", "id", "life")
+    __slots__ = ("__weakref__", "_free", "id", "life", "nbytes")
 
-    def __init__(self, identity: int, life: Life, *, program: bool = False) -> None:
+    def __init__(self, identity: int, life: Life, *, program: bool = False, nbytes: int = 0) -> None:
         self.id = identity
+        self.nbytes = nbytes
         self.life = life
         # A finalizer may run in any thread and between any two steps, so it only appends.
         self._free = weakref.finalize(self, life.freed.append, ~identity if program else identity)

@@ -43,11 +43,36 @@ class Stream:
     missing: bool = False
 
 
+class Joint:
+    """A message about several queues of one link, which leaves once it has come to the front of each one's outbox."""
+
+    def __init__(self) -> None:
+        self.sent = False
+        self._members: list[Outbox] = []
+        self._awaited: list[Outbox] = []
+
+    def add(self, outbox: Outbox) -> None:
+        """It has a place in this one too."""
+        self._members.append(outbox)
+        self._awaited.append(outbox)
+
+    def arrived(self, outbox: Outbox) -> bool:
+        """It has come to the front there, or need not any more. Returns whether it may leave."""
+        if outbox in self._awaited:
+            self._awaited.remove(outbox)
+        return not self._awaited
+
+    def others(self, outbox: Outbox) -> list[Outbox]:
+        """Where else it had a place."""
+        return [member for member in self._members if member is not outbox]
+
+
 @dataclass(slots=True, eq=False)
 class _Item:
     head: bytes
     bulk: bytes | None
     last: int
+    joint: Joint | None = None
 
     @property
     def nbytes(self) -> int:
@@ -85,6 +110,19 @@ class Outbox:
         item = _Item(head, bulk, last)
         self.unsent_bytes += item.nbytes
         self._items.append(item)
+
+    def put_joint(self, joint: Joint, head: bytes, last: int) -> None:
+        """Add a message's place in this queue; number `last` is 0 where it is no command."""
+        joint.add(self)
+        self.unsent_bytes += len(head)
+        self._items.append(_Item(head, None, last, joint))
+
+    def leave(self) -> None:
+        """The queue is closed: nothing of other queues waits for it any more."""
+        for item in self._items:
+            if isinstance(item, _Item) and item.joint is not None and item.joint.arrived(self):
+                for other in item.joint.others(self):
+                    other.pump()
 
     def put_stream(self, stream: Stream) -> None:
         """Add the chunks of an upload, behind its command."""
@@ -149,7 +187,11 @@ class Outbox:
                 nbytes = item.nbytes
                 if self._unacked_bytes and self._unacked_bytes + nbytes > WINDOW:
                     return
-                link.push(item.head, item.bulk)
+                joint = item.joint
+                if joint is not None and not joint.arrived(self):
+                    return
+                if joint is None or not joint.sent:
+                    link.push(item.head, item.bulk)
                 self.unsent_bytes -= nbytes
                 if item.last:
                     self.pushed = item.last
@@ -158,6 +200,12 @@ class Outbox:
                     if self._cached:
                         # Before what comes next: a reopening waits for all uploads to end.
                         self._abort_cached()
+                if joint is not None and not joint.sent:
+                    joint.sent = True
+                    items.popleft()
+                    for other in joint.others(self):
+                        other.pump()
+                    continue
             items.popleft()
 
     def _pump_cached(self) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 from wsgrad.client.buffer import BaseBuffer
 from wsgrad.client.handle import Handle
 from wsgrad.client.queue import MAX_PACKED
+from wsgrad.client.recorders import OPEN, recorder_of
 from wsgrad.client.signature import (
     INDEX,
     MAX_ARGUMENTS,
@@ -135,7 +136,7 @@ class BaseProgram:
         """
         packer = self._packers.get(tuple(map(type, arguments)))
         queue = self._queue
-        if packer is not None and block is None and queue is not None and not self._debug:
+        if packer is not None and block is None and queue is not None and not self._debug and not OPEN:
             launches = queue.launches
             if grid is None:
                 words = self._packed(packer, 0, arguments)
@@ -169,6 +170,10 @@ class BaseProgram:
             self._variant(queue, guess)
 
     def _launch(self, arguments: tuple[object, ...], grid: object, block: object) -> None:
+        recorder = recorder_of(self._device) if OPEN else None
+        if recorder is not None:
+            recorder.launch(self, arguments, grid, block)
+            return
         queue = self._current_queue()
         signature = self._signature(arguments)
         count = self._grid(signature, grid, block)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from wsgrad.client.arrays import MemorySource
 from wsgrad.client.life import Life
-from wsgrad.client.outbox import Outbox, Stream
+from wsgrad.client.outbox import Joint, Outbox, Stream
 from wsgrad.client.pending import Compilation, Incoming, Pending
 from wsgrad.client.waits import Failure, Wait
 from wsgrad.errors import ProtocolError
@@ -244,6 +244,17 @@ class Queue:
         self.outbox.put(encode(message_array(Reopen(self.number, number))), None, number)
         self.life = Life(max_buffers=self._limits[0], max_programs=self._limits[1])
         return self.pending.result(number, lambda _: None)
+
+    def joint_number(self, line: str) -> int:
+        """The number of a command that is issued on other queues too; `join` follows."""
+        self._close_all()
+        return self._take_number(line)
+
+    def join(self, joint: Joint, head: bytes, number: int) -> None:
+        """Give a message about several queues its place behind all that was issued here: command `number`, or 0."""
+        if not number:
+            self._close_all()
+        self.outbox.put_joint(joint, head, number)
 
     def raise_unraised(self) -> None:
         """Called by every waiting call before it issues anything: an error that nobody was told of is raised now.

@@ -1,0 +1,310 @@
+"""Graphs as users hold them: `record` makes one, `run` issues a replay with one message a server."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self, overload
+
+from wsgrad.client.buffer import BaseBuffer
+from wsgrad.client.recording import Recorder
+from wsgrad.errors import DeviceError, LaunchError, LimitExceeded
+from wsgrad.graph.part import part_array
+from wsgrad.graph.plan import Plan
+from wsgrad.graph.substitution import Placement
+from wsgrad.transport.cbor import encode
+from wsgrad.transport.messages import CHUNK_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from types import TracebackType
+
+    from wsgrad.client.async_face import AsyncDevice
+    from wsgrad.client.base import BaseDevice, BaseServer
+    from wsgrad.client.blocking import Device
+    from wsgrad.client.handle import Handle
+    from wsgrad.client.queue import Queue
+    from wsgrad.client.waits import Wait
+
+_ISSUING: Final = threading.Lock()
+"""Held while something is issued on several servers, so that all of them see it in one order."""
+
+
+@dataclass(slots=True)
+class _Share:
+    """What one server has of a graph: its id there, and the queues, each with its device."""
+
+    graph: int
+    server: BaseServer[Any]
+    queues: list[tuple[BaseDevice[Any, Any], Queue]]
+    last: dict[Queue, int]
+
+
+class BaseGraph:
+    """Launches, copies, fills and transfers that were recorded once and run as often as wanted.
+
+    It keeps the buffers and programs it uses. Freed with its last reference, or by `free`; with it go only buffers that
+    were allocated while it was recorded.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._plan: Plan | None = None
+        self._shares: list[_Share] = []
+        self._freed = False
+        self._released: list[weakref.finalize[Any, Any]] = []
+
+    def __repr__(self) -> str:
+        count = len(self._recorder.recording.items)
+        state = "being recorded" if self._plan is None else "freed" if self._freed else "ready"
+        return f"<{type(self).__name__}: {count} item{'' if count == 1 else 's'}, {state}>"
+
+    def explain(self) -> str:
+        """The plan as text: queue by queue each step, its items, what it waits for and why."""
+        return self._planned().explain()
+
+    def svg(self) -> str:
+        """The plan as a picture."""
+        return self._planned().svg()
+
+    def free(self) -> None:
+        """Let go of it, after the runs that were issued. Idempotent."""
+        self._freed = True
+        for released in self._released:
+            released()
+        for number in self._recorder.recording.owned:
+            self._recorder.handles[number].free()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.free()
+
+    @property
+    def _lost(self) -> bool:
+        """Whether a device that it runs on is not what it was any more."""
+        return any(life.dead is not None for life in self._recorder.lives.values())
+
+    def _planned(self) -> Plan:
+        if self._plan is None:
+            raise LaunchError("the graph was not recorded to its end: run it after `with record(…)`")
+        return self._plan
+
+    def _finish(self) -> None:
+        """Plan what was recorded and give each server its part."""
+        recorder = self._recorder
+        plan = Plan(recorder.recording)
+        for number, part in plan.parts.items():
+            server = recorder.devices[number][0]._server
+            array = part_array(part)
+            data = encode(array)
+            if len(data) > CHUNK_BYTES:
+                raise LimitExceeded(
+                    f"a graph of {len(recorder.recording.items)} items takes {len(data)} bytes, more than "
+                    f"{CHUNK_BYTES}: record it as several graphs",
+                    details={"nbytes": len(data), "limit": CHUNK_BYTES},
+                )
+            devices = [recorder.devices[number][device.index] for device in part.devices]
+            share = _Share(0, server, [], {})
+            bindings = [[buffer, recorder.handles[buffer].id] for buffer in part.buffers]
+
+            def record(
+                share: _Share = share,
+                devices: list[BaseDevice[Any, Any]] = devices,
+                bindings: list[list[int]] = bindings,
+                data: bytes = data,
+            ) -> None:
+                session = share.server._session
+                session.check()
+                share.queues = [(device, device._usable_queue()) for device in devices]
+                queues = {recorder.places[device].index: queue for device, queue in share.queues}
+                share.graph = session.graphs.record(plan, recorder.lines, queues, bindings, data)
+
+            server._call(record)
+            self._shares.append(share)
+            released = weakref.finalize(self, server._session.graphs.released.append, share.graph)
+            released.atexit = False
+            self._released.append(released)
+        self._plan = plan
+
+    # -- running
+
+    def _issue(self, substitutions: Mapping[Any, Any] | None, values: Mapping[str, int]) -> None:
+        """Check a replay and issue it on every server."""
+        plan = self._planned()
+        if self._freed:
+            raise DeviceError(f"{self!r} can't run any more")
+        self._check_devices()
+        given = plan.values(values)
+        bindings = self._bindings(plan, substitutions) if substitutions else {}
+        self._issue_bound(plan, bindings, given)
+
+    def _has_besides(self, bases: Collection[Handle]) -> bool:
+        """Whether it uses one of these otherwise than as one of its first buffers, as many as there are bases."""
+        known = (self._recorder.recording.find(base) for base in bases)
+        return any(buffer is not None and buffer.number >= len(bases) for buffer in known)
+
+    def _run_arguments(self, identities: Sequence[int]) -> None:
+        """Run it with other buffers in place of its first ones, which lie apart in the same way."""
+        plan = self._planned()
+        self._check_devices()
+        touched = plan.recording.touched
+        bindings = {number: (identity, 0) for number, identity in enumerate(identities) if number in touched}
+        self._issue_bound(plan, bindings, plan.values({}))
+
+    def _issue_bound(self, plan: Plan, bindings: Mapping[int, tuple[int, int]], values: list[int]) -> None:
+        handles = self._recorder.handles
+        for number in plan.recording.touched:
+            if number not in bindings and handles[number].freed:
+                name = plan.recording.buffers[number].name
+                raise DeviceError(f"the graph can't run: its buffer {name} was freed; substitute another one")
+        for share in self._shares:
+            for device, _ in share.queues:
+                device._make_room()
+        several = len(self._shares) > 1
+        with _ISSUING if several else contextlib.nullcontext():
+            for share in self._shares:
+                buffers = plan.parts[self._recorder.places[share.queues[0][0]].server].buffers
+                mine: list[list[object]] = [[number, *bound] for number, bound in bindings.items() if number in buffers]
+
+                def run(share: _Share = share, mine: list[list[object]] = mine) -> None:
+                    session = share.server._session
+                    session.check()
+                    share.last = session.graphs.run(share.graph, mine, values, share.queues[0][0]._line())
+
+                share.server._call(run)
+
+    def _bindings(self, plan: Plan, substitutions: Mapping[Any, Any]) -> dict[int, tuple[int, int]]:
+        """What stands for which buffers: the id and an offset, by number."""
+        places = self._recorder.places
+        placements: dict[int, Placement] = {}
+        bindings: dict[int, tuple[int, int]] = {}
+        for old, new in substitutions.items():
+            if not isinstance(old, BaseBuffer) or not isinstance(new, BaseBuffer):
+                raise TypeError("run() takes the buffers to put in place of others as {recorded: new}")
+            known = plan.recording.find(old._base)
+            if known is None:
+                raise LaunchError(f"the graph does not use {old!r}")
+            if known.owned or old._nbytes != known.nbytes:
+                what_it_is = "belongs to the graph" if known.owned else "is a view of a part of what the graph uses"
+                raise LaunchError(f"{old!r} {what_it_is}: nothing can be put in its place")
+            identity = new._check()
+            place = places.get(new._device)
+            if place is None:
+                raise LaunchError(f"{new!r} is on {new._device.id!r}, which the graph does not use")
+            placements[known.number] = Placement(place, new._nbytes, new._base, new._offset, repr(new))
+            bindings[known.number] = identity, 0
+        plan.check_substitutions(placements)
+        return {number: bound for number, bound in bindings.items() if number in plan.recording.touched}
+
+    def _check_devices(self) -> None:
+        for device, life in self._recorder.lives.items():
+            if life.dead is not None:
+                queue = device._queue
+                if queue is not None and queue.life is life:
+                    queue.raise_unraised()
+                raise life.dead.lost_error(f"{self!r}")
+
+
+def _start_wait(queue: Queue, number: int) -> Wait[None]:
+    queue.raise_unraised()
+    return queue.pending.until(number, lambda _: None)
+
+
+class Graph(BaseGraph):
+    """A graph of the blocking face."""
+
+    def run(
+        self,
+        substitutions: Mapping[Any, Any] | None = None,
+        /,
+        *,
+        wait: bool = False,
+        timeout: float | None = None,
+        **values: int,
+    ) -> None:
+        """Run it once, after everything issued before on its devices. Waits only if asked.
+
+        Args:
+            substitutions: buffers to use this time in place of recorded ones, of the same size on the same device.
+            wait: whether to wait until it has run.
+            timeout: seconds to wait.
+            values: of its variables, by name.
+
+        Raises:
+            LaunchError: a substitute or value does not fit, or shares memory where the plan relies on its being apart.
+            WsgradError: with `wait`, what failed in it or before.
+            TimeoutError: it took longer than `timeout` seconds.
+        """
+        self._issue(substitutions, values)
+        if wait:
+            self.wait(timeout=timeout)
+
+    def wait(self, *, timeout: float | None = None) -> None:
+        """Wait until its last run is over.
+
+        Raises:
+            WsgradError: what failed in it, or before it on its devices.
+            TimeoutError: it took longer than `timeout` seconds.
+        """
+        for share in self._shares:
+            for queue, number in share.last.items():
+                driver = share.server._driver  # type: ignore[attr-defined]
+                driver.run(lambda queue=queue, number=number: _start_wait(queue, number), timeout)
+
+
+class AsyncGraph(BaseGraph):
+    """A graph of the trio face."""
+
+    def run(self, substitutions: Mapping[Any, Any] | None = None, /, **values: int) -> None:
+        """Run it once, after everything issued before on its devices. Never waits; see `Graph.run`."""
+        self._issue(substitutions, values)
+
+    async def wait(self) -> None:
+        """Wait until its last run is over.
+
+        Raises:
+            WsgradError: what failed in it, or before it on its devices.
+        """
+        for share in self._shares:
+            for queue, number in share.last.items():
+                driver = share.server._driver  # type: ignore[attr-defined]
+                await driver.wait(lambda queue=queue, number=number: _start_wait(queue, number))
+
+
+@overload
+def record(*devices: Device) -> contextlib.AbstractContextManager[Graph]: ...
+@overload
+def record(*devices: AsyncDevice) -> contextlib.AbstractContextManager[AsyncGraph]: ...
+@contextlib.contextmanager
+def record(*devices: BaseDevice[Any, Any]) -> Iterator[Any]:
+    """Record what is issued on these devices inside `with`, instead of running it.
+
+    Launches, fills, views, and copies between buffers are recorded, of this thread or task. `empty` makes memory that
+    belongs to the graph: it is zero at the start of each run, and can't be used outside. Whatever waits can't be
+    recorded. Integers and grids may be a `Var`, or what comes of adding and multiplying integers to it.
+
+    Args:
+        devices: of one or several servers.
+
+    Raises:
+        LaunchError: something can't be recorded; raised where it is written.
+
+    Example:
+        with wsgrad.record(device) as graph:
+            double(y, x, wsgrad.Var("n", 1, 4096))
+        graph.run({x: other}, n=128)
+    """
+    recorder = Recorder(devices)
+    graph = devices[0]._new_graph(recorder)
+    token = recorder.open()
+    try:
+        yield graph
+    finally:
+        recorder.close(token)
+    graph._finish()

@@ -1,0 +1,137 @@
+"""`jit`: a function whose device work is recorded at its first call for given shapes and dtypes, and replayed after."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec
+
+from wsgrad.client.buffer import BaseBuffer
+from wsgrad.client.recording import Recorder
+from wsgrad.errors import LaunchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from wsgrad.client.base import BaseDevice
+    from wsgrad.client.graph import BaseGraph
+    from wsgrad.client.handle import Handle
+
+P = ParamSpec("P")
+
+_KEPT: Final = 64
+"""Graphs that a function keeps; the least recently used goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """The part of some memory that arguments lie in.
+
+    Attributes:
+        buffer: one of them.
+        identity: the id that stands for the region's start.
+    """
+
+    buffer: BaseBuffer
+    offset: int
+    nbytes: int
+    identity: int
+
+
+class Jitted(Generic[P]):
+    """A function under `jit`."""
+
+    def __init__(self, function: Callable[P, None]) -> None:
+        self._function = function
+        self._graphs: dict[Hashable, BaseGraph] = {}
+        functools.update_wrapper(self, function)
+
+    def __repr__(self) -> str:
+        name = getattr(self._function, "__qualname__", repr(self._function))
+        return f"<jit {name}, {len(self._graphs)} graph{'' if len(self._graphs) == 1 else 's'}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Run the function's work on these arguments.
+
+        Raises:
+            LaunchError: the function does what can't be recorded, or returns something.
+        """
+        arguments = [*args, *kwargs.values()]
+        buffers = [argument for argument in arguments if isinstance(argument, BaseBuffer)]
+        regions = _regions(buffers)
+        order = {base: at for at, base in enumerate(regions)}
+        key: list[Hashable] = [tuple(kwargs)]
+        for argument in arguments:
+            if isinstance(argument, BaseBuffer):
+                region = regions[argument._base]
+                offset = argument._offset - region.offset
+                key.append(
+                    (argument._device, argument._shape, argument._type, order[argument._base], offset, region.nbytes)
+                )
+            else:
+                key.append((type(argument), argument))
+        try:
+            graph = self._graphs.pop(tuple(key), None)
+        except TypeError as exc:
+            raise TypeError(f"{self!r} takes buffers and values that can be compared, not {arguments!r:.200}") from exc
+        if graph is None or graph._lost or graph._has_besides(regions):
+            graph = self._record(buffers, regions, args, kwargs)
+        self._graphs[tuple(key)] = graph
+        while len(self._graphs) > _KEPT:
+            self._graphs.pop(next(iter(self._graphs))).free()
+        graph._run_arguments([region.identity for region in regions.values()])
+
+    def _record(
+        self,
+        buffers: list[BaseBuffer],
+        regions: dict[Handle, _Region],
+        args: Any,
+        kwargs: Any,  # noqa: ANN401
+    ) -> BaseGraph:
+        devices: dict[BaseDevice[Any, Any], None] = dict.fromkeys(buffer._device for buffer in buffers)
+        if not devices:
+            raise LaunchError(f"{self!r} was called without a buffer, so nothing tells on which device it works")
+        recorder = Recorder(list(devices))
+        for region in regions.values():
+            recorder.region(region.buffer, region.offset, region.nbytes)
+        graph: BaseGraph = next(iter(devices))._new_graph(recorder)
+        token = recorder.open()
+        try:
+            returned = self._function(*args, **kwargs)
+        finally:
+            recorder.close(token)
+        if returned is not None:
+            raise LaunchError(f"{self!r} returned {returned!r:.100}: it has to write its results into its arguments")
+        graph._finish()
+        return graph
+
+
+def _regions(buffers: list[BaseBuffer]) -> dict[Handle, _Region]:
+    """One for each memory: the argument itself where one lies in it, all of the memory where several do."""
+    regions: dict[Handle, _Region] = {}
+    for buffer in buffers:
+        identity = buffer._check()
+        known = regions.get(buffer._base)
+        if known is None:
+            regions[buffer._base] = _Region(buffer, buffer._offset, buffer._nbytes, identity)
+        elif (known.offset, known.nbytes) != (buffer._offset, buffer._nbytes):
+            if buffer._base.freed:
+                raise LaunchError(f"{buffer!r} and {known.buffer!r} are views of memory whose buffer was freed")
+            regions[buffer._base] = _Region(buffer, 0, buffer._base.nbytes, buffer._base.id)
+    return regions
+
+
+def jit(function: Callable[P, None]) -> Jitted[P]:
+    """Record what a function issues at its first call for given shapes and dtypes, and replay it at later ones.
+
+    Buffers among its arguments, and views, may be others each time. Anything else belongs to the shape: another value
+    is recorded anew. The function writes its results into its arguments and returns nothing; buffers that it uses
+    without being given them stay those of the recording.
+
+    Example:
+        @wsgrad.jit
+        def step(y, x):
+            double(y, x)
+            add(x, y)
+    """
+    return Jitted(function)

@@ -1,0 +1,99 @@
+"""The graphs of one session: numbers them, forgets what nobody holds, and tells which item an error means."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from wsgrad.client.outbox import Joint
+from wsgrad.graph.explain import what
+from wsgrad.transport.cbor import encode
+from wsgrad.transport.messages import Forget, Record, Run, message_array
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from wsgrad.client.queue import Queue
+    from wsgrad.client.waits import Failure
+    from wsgrad.graph.plan import Plan
+    from wsgrad.transport.link import Link
+
+
+class SessionGraphs:
+    """Owned by the session; called with its driver's lock.
+
+    Attributes:
+        released: ids whose graph went. Only appended to by finalizers, which may run anywhere, in any thread.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self.released: deque[int] = deque()
+        self._link = link
+        self._next = 0
+        self._known: dict[int, tuple[Plan, list[str], list[Queue]]] = {}
+
+    def record(
+        self,
+        plan: Plan,
+        lines: list[str],
+        queues: Mapping[int, Queue],
+        bindings: Sequence[Sequence[int]],
+        data: bytes,
+    ) -> int:
+        """Send a graph's part.
+
+        Args:
+            plan: of the whole graph.
+            lines: where each item was issued, or nothing.
+            queues: by the index of their devices in the part.
+            bindings: `[buffer number, buffer]` pairs.
+            data: the part in CBOR.
+
+        Returns:
+            The graph's id in this session.
+        """
+        self._next += 1
+        self._known[self._next] = plan, lines, list(queues.values())
+        pairs: list[list[object]] = [[index, queue.number] for index, queue in queues.items()]
+        record = Record(self._next, pairs, [list(binding) for binding in bindings])
+        self._link.push(encode(message_array(record)), data)
+        return self._next
+
+    def run(self, graph: int, bindings: list[list[object]], values: Sequence[int], line: str) -> dict[Queue, int]:
+        """Issue a replay; returns which command it is on each queue."""
+        _, _, queues = self._known[graph]
+        numbers = {queue: queue.joint_number(line) for queue in queues}
+        pairs: list[list[object]] = [[queue.number, number] for queue, number in numbers.items()]
+        self._join(numbers, encode(message_array(Run(graph, pairs, bindings, list(values)))))
+        return numbers
+
+    def flush(self) -> None:
+        """Let the server forget what nobody holds any more, behind all runs that were issued."""
+        while self.released:
+            graph = self.released.popleft()
+            _, _, queues = self._known.pop(graph)
+            self._join({queue: 0 for queue in queues if not queue.gone}, encode(message_array(Forget(graph))))
+
+    def named(self, failure: Failure) -> Failure:
+        """An error in a graph, with the item of the recording that it was."""
+        graph, step = failure.details.get("graph"), failure.details.get("step")
+        known = self._known.get(graph) if isinstance(graph, int) else None
+        if known is None or not isinstance(step, int) or not 1 <= step <= len(known[0].schedule.steps):
+            return failure
+        plan, lines, _ = known
+        done = plan.schedule.step(step)
+        item = done.items[0]
+        text = f"{failure.message} (item {item} of its graph: {what(plan.recording, done)}"
+        text += f", issued at {lines[item]})" if lines[item] else ")"
+        return replace(failure, message=text, details=failure.details | {"item": item})
+
+    def _join(self, numbers: Mapping[Queue, int], head: bytes) -> None:
+        if not numbers:
+            self._link.push(head)
+            return
+        joint = Joint()
+        for queue, number in numbers.items():
+            queue.join(joint, head, number)
+        for queue in numbers:
+            queue.outbox.pump()
