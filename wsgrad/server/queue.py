@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
 
 from wsgrad.errors import CompileError, DeviceLost, ProtocolError, Timeout, WsgradError, error_code, error_from_wire
 from wsgrad.server.cached import CachedUploads
+from wsgrad.server.graphs import GraphEnd, GraphRun, Plain, ReplaySent, end_messages, replay_messages
 from wsgrad.server.intake import Intake, Submitted, Waiting
 from wsgrad.server.loads import Load, Loads
 from wsgrad.server.outstanding import ANSWER_NBYTES, InvalidReply, Outstanding, Sent
@@ -71,7 +72,7 @@ class _Piece:
     bulk: memoryview
 
 
-_Item: TypeAlias = Sent | Load | _Piece | Abort | CachedUpload
+_Item: TypeAlias = Sent | Load | _Piece | Abort | Plain | CachedUpload
 
 
 class Queue:
@@ -174,7 +175,10 @@ class Queue:
         waiting = self._in.waiting
         budget = SLICE
         while waiting and budget > 0:
-            if type(waiting[0].message) is Reopen and not self._may_reopen():
+            message = waiting[0].message
+            if type(message) is Reopen and not self._may_reopen():
+                break
+            if type(message) is GraphRun and not message.graph.ready:
                 break
             budget -= waiting[0].cost
             self._process(waiting.popleft())
@@ -230,6 +234,16 @@ class Queue:
                     assert self._port is not None  # only a lost or closed queue has none
                     compiles = self._port.compiles
                     self._pending.append(self._loads.admit(message, waiting.bulk, waiting.nbytes, compiles=compiles))
+            case GraphRun():
+                self._in.begin(message.number, 1)
+                if self.state is State.LOST:
+                    self._drop(waiting)
+                else:
+                    self._pending.extend(replay_messages(message, self._tables, self._port, waiting.nbytes))
+            case GraphEnd():
+                self._in.held -= waiting.nbytes
+                if self.state is not State.LOST:
+                    self._pending.extend(end_messages(message))
             case Source():
                 if not self._loads.source(message, waiting.bulk, waiting.nbytes):
                     self._in.held -= waiting.nbytes
@@ -317,6 +331,8 @@ class Queue:
                     port.send_chunk(item.transfer, item.offset, item.slot, item.bulk)
                 case Abort():
                     port.send(cbor.encode(message_array(item)))
+                case Plain():
+                    port.send(item.head, item.bulk)
                 case CachedUpload():
                     if not self._cached.advance(item, port, self._out):
                         return
@@ -348,6 +364,11 @@ class Queue:
     def span(self) -> tuple[int, int]:
         """The last command that is acknowledged, and the last that was sent."""
         return self._out.acked, self._out.sent
+
+    def steps(self, number: int) -> int:
+        """How many steps command `number` may show as its progress."""
+        sent = self._out.message_of(number)
+        return len(sent.graph.steps) if isinstance(sent, ReplaySent) and sent.graph is not None else 0
 
     def may_idle(self) -> bool:
         """Whether the node may be waiting for the client although it has commands: inside a transfer."""
@@ -422,19 +443,26 @@ class Queue:
             return
         acked, sent = self._out.acked, self._out.sent
         number = loss.number if loss.number is not None and acked < loss.number <= sent else None
-        program = None if number is None else self._out.program_of(number, self._tables)
-        entry = None if program is None else self._tables.program(program)
+        name, details = (None, {}) if number is None else self._what_ran(number, loss.step)
         if loss.timed_out:
-            who = "a command" if entry is None else f"program {entry.name!r}"
+            who = "a command" if name is None else f"program {name!r}"
             error: WsgradError = Timeout(f"{who} {loss.cause}; device.reopen() starts the device anew")
         else:
-            what = f"device {self.device.id!r} is lost" if entry is None else f"program {entry.name!r} ended the device"
+            what = f"device {self.device.id!r} is lost" if name is None else f"program {name!r} ended the device"
             error = DeviceLost(f"{what}: {loss.cause}; device.reopen() starts it anew")
-        details: dict[str, object] = {"operation": "launch", "program": entry.name} if entry is not None else {}
         opening = self._opening if self.state is State.OPENING else None
         if opening is None:
             opening = acked + 1 if number is None else number
         self._lose(opening, error, details)
+
+    def _what_ran(self, number: int, step: int) -> tuple[str | None, dict[str, object]]:
+        """The program that a command ran, if any, and what to tell the client of it."""
+        sent = self._out.message_of(number)
+        if isinstance(sent, ReplaySent) and sent.graph is not None:
+            return sent.graph.details(step, self._tables)
+        program = self._out.program_of(number, self._tables)
+        entry = None if program is None else self._tables.program(program)
+        return (None, {}) if entry is None else (entry.name, {"operation": "launch", "program": entry.name})
 
     def _opened(self, port: Port, message: Message) -> None:
         match message:
@@ -464,7 +492,11 @@ class Queue:
         text, details = message.message, message.details
         if isinstance(error, CompileError):
             # A node that was given machine code does not know what the compiler said.
-            program = self._out.program_of(message.number, self._tables)
+            sent, step = self._out.message_of(message.number), details.get("step")
+            if isinstance(sent, ReplaySent) and sent.graph is not None:
+                program = sent.graph.program_at(step) if isinstance(step, int) else None
+            else:
+                program = self._out.program_of(message.number, self._tables)
             entry = None if program is None else self._tables.program(program)
             if entry is not None and entry.error is not None:
                 text = f"program {entry.name!r} failed to compile\n{entry.error}"

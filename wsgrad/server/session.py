@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from wsgrad.errors import DeviceError, LimitExceeded, ProtocolError, WsgradError, error_code
+from wsgrad.server.graphs import Graphs
 from wsgrad.server.limits import MAX_QUEUES, MAX_RETAINED, Limits
 from wsgrad.server.queue import Queue
 from wsgrad.server.tables import Quota
@@ -25,11 +26,14 @@ from wsgrad.transport.messages import (
     Close,
     Devices,
     Failed,
+    Forget,
     KnownProgram,
     Launches,
     Open,
     Program,
+    Record,
     Reopen,
+    Run,
     Seen,
     Source,
     Welcome,
@@ -103,6 +107,7 @@ class Session:
         self._hub = hub
         self._link = Link()
         self._queues: dict[int, Queue] = {}
+        self._graphs = Graphs(self._queues.get, self.start, self.later)
         self._todo: dict[Queue, None] = {}
         self._work = trio.Event()
         self._nursery: trio.Nursery | None = None
@@ -233,6 +238,15 @@ class Session:
         match message:
             case Batch() | Launches() | Program() | KnownProgram() | Source() | Chunk() | Abort() | Reopen():
                 self._queue(message.queue).submit(message, received.raw, received.bulk)
+            case Record():
+                self._graphs.record(message, received.bulk)
+            case Run():
+                for run in self._graphs.run(message):
+                    self._queue(run.queue).submit(run, received.raw, None)
+            case Forget():
+                for end in self._graphs.forget(message):
+                    if (queue := self._queues.get(end.queue)) is not None:
+                        queue.submit(end, received.raw, None)
             case Seen():
                 self._link.seen(message.count)
             case Open():
