@@ -35,6 +35,7 @@ LIBRARIES = {
     "trio": ("transport.trio_driver", "transport.handshake_trio", "server", "client"),
     "wsproto": ("transport.handshake_blocking",),
     "asyncio": (),
+    "blake3": ("client.blobs", "server.blobs"),
 }
 # The protocol does no I/O: bytes in, events out.
 SANS_IO = ("transport.cbor", "transport.frames", "transport.connection", "transport.link")

@@ -85,8 +85,8 @@ class Jitted(Generic[P]):
         self,
         buffers: list[BaseBuffer],
         regions: dict[Handle, _Region],
-        args: Any,
-        kwargs: Any,  # noqa: ANN401
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> BaseGraph:
         devices: dict[BaseDevice[Any, Any], None] = dict.fromkeys(buffer._device for buffer in buffers)
         if not devices:

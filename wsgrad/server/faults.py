@@ -11,13 +11,12 @@ if TYPE_CHECKING:
     from wsgrad.server.tables import ProgramEntry
 
 
-def loss_error(loss: Loss, device: str, entry: ProgramEntry | None) -> WsgradError:
+def loss_error(loss: Loss, device: str, program: str | None, details: dict[str, object]) -> WsgradError:
     """The error for a device that is lost, while this program was running as far as is known."""
-    details: dict[str, object] = {} if entry is None else {"operation": "launch", "program": entry.name}
     if loss.timed_out:
-        who = "a command" if entry is None else f"program {entry.name!r}"
+        who = "a command" if program is None else f"program {program!r}"
         return Timeout(f"{who} {loss.cause}; device.reopen() starts the device anew", details=details)
-    what = f"device {device!r} is lost" if entry is None else f"program {entry.name!r} ended the device"
+    what = f"device {device!r} is lost" if program is None else f"program {program!r} ended the device"
     return DeviceLost(f"{what}: {loss.cause}; device.reopen() starts it anew", details=details)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
 
 from wsgrad.server.events import Failure
+from wsgrad.server.graphs import Plain
 from wsgrad.server.loads import Load
 from wsgrad.server.outstanding import Sent, Transfer
 from wsgrad.server.submission import NOTHING, CachedUpload, Joint, refusal
@@ -42,7 +43,7 @@ class Piece:
     slot: int | None = None
 
 
-Item: TypeAlias = Sent | Load | Piece | Abort | CachedUpload | Joint
+Item: TypeAlias = Sent | Load | Piece | Abort | Plain | CachedUpload | Joint
 
 
 class Feed:
@@ -188,6 +189,8 @@ class Feed:
                 port.send_chunk(item.transfer, item.offset, item.slot, item.bulk, client=True)
             case Abort():
                 port.send(cbor.encode(message_array(item)))
+            case Plain():
+                port.send(item.head, item.bulk)
             case CachedUpload():
                 return self._cached.advance(item, port, self._out)
             case Joint():

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from wsgrad.errors import ProtocolError
+from wsgrad.server.graphs import GraphEnd, GraphRun
 from wsgrad.server.submission import SLICE, slices
 from wsgrad.transport.messages import (
     CHUNK_BYTES,
@@ -32,7 +33,9 @@ MAX_HELD: Final = 32 << 20
 """Bytes of commands, with what keeping them costs, that a queue holds at most; a client's window is 4 MiB."""
 _KEEPING_NBYTES: Final = 32
 
-Submitted: TypeAlias = Batch | Launches | Program | KnownProgram | Source | Chunk | Abort | Reopen
+Submitted: TypeAlias = (
+    Batch | Launches | Program | KnownProgram | Source | Chunk | Abort | Reopen | GraphRun | GraphEnd
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -106,7 +109,8 @@ class Intake:
             return None
         waiting = Waiting(message, raw, bulk, nbytes)
         # A source was asked for: what holds the others may be waiting for it.
-        if type(message) is Source or (not self.waiting and type(message) is not Reopen):
+        held = type(message) is Reopen or (type(message) is GraphRun and not message.graph.ready)
+        if type(message) is Source or (not self.waiting and not held):
             return waiting
         self.waiting.append(waiting)
         return None

@@ -216,14 +216,16 @@ class LocalPort(Port):
             try:
                 await self._read()
             except InvalidReply as error:
-                self._loss = Loss(f"its node sent an invalid reply: {error}", self._ring.progress()[0])
+                self._loss = Loss(
+                    f"its node sent an invalid reply: {error}", self._ring.progress()[0], self._ring.step()
+                )
                 self._process.kill()
             nursery.cancel_scope.cancel()
         if self._loss is None:
             # Closing its socket is the last that a process does, so its status is not far.
             with trio.move_on_after(_END_SECONDS):
                 await self._process.ended.wait()
-            self._loss = Loss(describe_status(self._process.status), self._ring.progress()[0])
+            self._loss = Loss(describe_status(self._process.status), self._ring.progress()[0], self._ring.step())
 
     async def _clean_up(self) -> None:
         if self._process is not None:
@@ -287,6 +289,7 @@ class LocalPort(Port):
         while True:
             await trio.sleep(self._watchdog.interval)
             number, running = self._ring.progress()
+            step = self._ring.step()
             acked, sent = self.owner.span()
             expired = self._watchdog.look(
                 trio.current_time(),
@@ -294,13 +297,14 @@ class LocalPort(Port):
                 sent=sent,
                 number=number,
                 running=running,
+                step=step if step <= self.owner.steps(number) else 0,
                 may_idle=self.owner.may_idle(),
             )
             process = self._process
             assert process is not None
             if expired:
                 cause = f"ran longer than the limit of {self._watchdog.limit:g} s (--launch-seconds)"
-                self._loss = Loss(cause, number, timed_out=True)
+                self._loss = Loss(cause, number, step, timed_out=True)
                 process.kill()
                 return
             if self.owner.opening and trio.current_time() > opened_by:

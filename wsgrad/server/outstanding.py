@@ -173,6 +173,10 @@ class Outstanding:
             raise InvalidReply(f"a failure of command {number}, which is not under way")
         self._last_failed = number
 
+    def message_of(self, number: int) -> Sent | None:
+        """The message that command `number` travelled in, if it is not acknowledged."""
+        return next((message for message in self._messages if message.first <= number <= message.last), None)
+
     def program_of(self, number: int, tables: Tables) -> int | None:
         """The program that command `number` launches, if it is a launch and not acknowledged."""
         for message in self._messages:

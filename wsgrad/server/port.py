@@ -28,11 +28,13 @@ class Loss:
     Attributes:
         cause: what happened, in words.
         number: the command that was running, as far as the node can be believed.
+        step: how far it says to have come in a graph.
         timed_out: it ran over its limit and was ended by us.
     """
 
     cause: str
     number: int | None = None
+    step: int = 0
     timed_out: bool = False
 
 
@@ -69,6 +71,9 @@ class Owner(Protocol):
 
     def span(self) -> tuple[int, int]:
         """The last command that is acknowledged, and the last that was sent."""
+
+    def steps(self, number: int) -> int:
+        """How many steps command `number` may show as its progress; none if it is no replay."""
 
     def may_idle(self) -> bool:
         """Whether the node has a reason to wait for the client although it has commands."""

@@ -16,6 +16,7 @@ from wsgrad.server.cached import CachedUploads
 from wsgrad.server.events import Failure
 from wsgrad.server.faults import loss_error, with_compiler_words
 from wsgrad.server.feed import Feed
+from wsgrad.server.graphs import GraphEnd, GraphRun, ReplaySent, end_messages, replay_messages
 from wsgrad.server.intake import Intake, Submitted, Waiting
 from wsgrad.server.joints import drop, tie
 from wsgrad.server.journal import Journal
@@ -158,7 +159,10 @@ class Queue:
         waiting = self._in.waiting
         budget = SLICE
         while waiting and budget > 0:
-            if type(waiting[0].message) is Reopen and not self._may_reopen():
+            message = waiting[0].message
+            if type(message) is Reopen and not self._may_reopen():
+                break
+            if type(message) is GraphRun and not message.graph.ready:
                 break
             budget -= waiting[0].cost
             self._process(waiting.popleft())
@@ -220,6 +224,18 @@ class Queue:
                     assert self._port is not None  # only a lost or closed queue has none
                     compiles = self._port.compiles
                     self._feed.add(self._loads.admit(message, waiting.bulk, waiting.nbytes, compiles=compiles))
+            case GraphRun():
+                self._in.begin(message.number, 1)
+                if self.state is State.LOST:
+                    self._drop(waiting)
+                else:
+                    for item in replay_messages(message, self._tables, self._port, waiting.nbytes):
+                        self._feed.add(item)
+            case GraphEnd():
+                self._in.held -= waiting.nbytes
+                if self.state is not State.LOST:
+                    for item in end_messages(message):
+                        self._feed.add(item)
             case Source():
                 if not self._loads.source(message, waiting.bulk, waiting.nbytes):
                     self._in.held -= waiting.nbytes
@@ -310,6 +326,11 @@ class Queue:
         """The last command that is acknowledged, and the last that was sent."""
         return self._out.acked, self._out.sent
 
+    def steps(self, number: int) -> int:
+        """How many steps command `number` may show as its progress."""
+        sent = self._out.message_of(number)
+        return len(sent.graph.steps) if isinstance(sent, ReplaySent) and sent.graph is not None else 0
+
     def may_idle(self) -> bool:
         """Whether the node may be waiting for the client although it has commands: inside a transfer."""
         return self._in.upload is not None or bool(self._out.downloads) or self._feed.receiving or self._cached.feeding
@@ -388,15 +409,30 @@ class Queue:
             return
         acked, sent = self._out.acked, self._out.sent
         number = loss.number if loss.number is not None and acked < loss.number <= sent else None
-        error = loss_error(loss, self.device.id, self._entry(number))
+        error = loss_error(loss, self.device.id, *self._what_ran(number, loss.step))
         opening = self._opening if self.state is State.OPENING else None
         if opening is None:
             opening = acked + 1 if number is None else number
         self._lose(opening, error)
 
-    def _entry(self, number: int | None) -> ProgramEntry | None:
-        """The program that command `number` launches, if it is a launch."""
-        program = None if number is None else self._out.program_of(number, self._tables)
+    def _what_ran(self, number: int | None, step: int) -> tuple[str | None, dict[str, object]]:
+        """The program that a command ran, if any, and what to tell the client of it."""
+        if number is None:
+            return None, {}
+        sent = self._out.message_of(number)
+        if isinstance(sent, ReplaySent) and sent.graph is not None:
+            return sent.graph.details(step, self._tables)
+        program = self._out.program_of(number, self._tables)
+        entry = None if program is None else self._tables.program(program)
+        return (None, {}) if entry is None else (entry.name, {"operation": "launch", "program": entry.name})
+
+    def _program_of(self, failed: Failed) -> ProgramEntry | None:
+        """The program whose launch failed."""
+        sent, step = self._out.message_of(failed.number), failed.details.get("step")
+        if isinstance(sent, ReplaySent) and sent.graph is not None:
+            program = sent.graph.program_at(step) if isinstance(step, int) else None
+        else:
+            program = self._out.program_of(failed.number, self._tables)
         return None if program is None else self._tables.program(program)
 
     def _opened(self, port: Port, message: Message) -> None:
@@ -430,7 +466,7 @@ class Queue:
             self._lose(message.number, error)
             return
         if isinstance(error, CompileError):
-            error = with_compiler_words(error, self._entry(message.number))
+            error = with_compiler_words(error, self._program_of(message))
         self._journal.failed(message.number, Failure.of(error, device=self.device.id))
         self._tell(Failed(self.number, message.number, error_code(error), str(error), error.details))
 

@@ -13,6 +13,7 @@ import trio
 
 from wsgrad.errors import DeviceError, LimitExceeded, ProtocolError
 from wsgrad.server.events import Events
+from wsgrad.server.graphs import Graphs
 from wsgrad.server.limits import MAX_QUEUES, MAX_RETAINED, Limits
 from wsgrad.server.nodes import missing_device
 from wsgrad.server.queue import Queue
@@ -27,12 +28,15 @@ from wsgrad.transport.messages import (
     Chunk,
     Close,
     Devices,
+    Forget,
     KnownProgram,
     Launches,
     Open,
     Program,
+    Record,
     Release,
     Reopen,
+    Run,
     Seen,
     Settle,
     Source,
@@ -111,6 +115,7 @@ class Session:
         self._hub = hub
         self._link = Link()
         self._queues: dict[int, Queue] = {}
+        self._graphs = Graphs(self._queues.get, self.start, self.later)
         self._todo: dict[Queue, None] = {}
         self._work = trio.Event()
         self._nursery: trio.Nursery | None = None
@@ -241,6 +246,15 @@ class Session:
         match message:
             case Batch() | Launches() | Program() | KnownProgram() | Source() | Chunk() | Abort() | Reopen():
                 self._queue(message.queue).submit(message, received.raw, received.bulk)
+            case Record():
+                self._graphs.record(message, received.bulk)
+            case Run():
+                for run in self._graphs.run(message):
+                    self._queue(run.queue).submit(run, received.raw, None)
+            case Forget():
+                for end in self._graphs.forget(message):
+                    if (queue := self._queues.get(end.queue)) is not None:
+                        queue.submit(end, received.raw, None)
             case Seen():
                 self._link.seen(message.count)
             case Release():

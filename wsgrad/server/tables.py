@@ -106,6 +106,8 @@ class Tables:
         self._max_program_nbytes = max_program_nbytes
         self._memory: dict[int, _Memory] = {}
         self._programs: dict[int, ProgramEntry] = {}
+        self.generation = 0
+        """Changes whenever an id has gone, so that it may come to mean something else."""
 
     @property
     def buffers(self) -> int:
@@ -118,6 +120,7 @@ class Tables:
 
     def clear(self) -> None:
         """Everything is gone, with its node: the quota gets it back."""
+        self.generation += 1
         for memory in self._memory.values():
             if isinstance(memory, _View):
                 self._release_view(memory)
@@ -140,11 +143,11 @@ class Tables:
             case Write():
                 if len(command.data) > INLINE_BYTES:
                     raise LimitExceeded(f"write of {len(command.data)} bytes in a message exceeds {INLINE_BYTES} bytes")
-                self._check_range("write", command.buffer, command.offset, len(command.data))
+                self.check_range("write", command.buffer, command.offset, len(command.data))
             case Read():
                 if command.nbytes > INLINE_BYTES:
                     raise LimitExceeded(f"read of {command.nbytes} bytes in a message exceeds {INLINE_BYTES} bytes")
-                self._check_range("read", command.buffer, command.offset, command.nbytes)
+                self.check_range("read", command.buffer, command.offset, command.nbytes)
             case Alloc():
                 self._alloc(command)
             case Free():
@@ -152,23 +155,23 @@ class Tables:
             case View():
                 self._view(command)
             case Upload() | UploadCached():
-                self._check_range("upload", command.buffer, command.offset, command.nbytes)
+                self.check_range("upload", command.buffer, command.offset, command.nbytes)
             case Download():
-                self._check_range("download", command.buffer, command.offset, command.nbytes)
+                self.check_range("download", command.buffer, command.offset, command.nbytes)
             case Copy():
-                self._check_range("copy", command.target, command.target_offset, command.nbytes)
-                self._check_range("copy", command.source, command.source_offset, command.nbytes)
+                self.check_range("copy", command.target, command.target_offset, command.nbytes)
+                self.check_range("copy", command.source, command.source_offset, command.nbytes)
             case Fill():
                 size = len(command.pattern)
                 if size not in _PATTERNS or command.nbytes % size:
                     raise DeviceError(f"fill of {command.nbytes} bytes with a pattern of {size}: not a multiple of it")
-                self._check_range("fill", command.buffer, command.offset, command.nbytes)
+                self.check_range("fill", command.buffer, command.offset, command.nbytes)
             case Drop():
                 self._drop(command.program)
             case Send():
-                self._check_range("send", command.buffer, command.offset, command.nbytes)
+                self.check_range("send", command.buffer, command.offset, command.nbytes)
             case Receive():
-                self._check_range("receive", command.buffer, command.offset, command.nbytes)
+                self.check_range("receive", command.buffer, command.offset, command.nbytes)
             case Clear() | Signal() | Wait():
                 pass
             case _:
@@ -227,7 +230,7 @@ class Tables:
 
     def _view(self, command: View) -> None:
         self._check_new_id(command.view)
-        base = self._check_range("view", command.buffer, command.offset, command.nbytes)
+        base = self.check_range("view", command.buffer, command.offset, command.nbytes)
         if not isinstance(base, _Buffer):
             raise DeviceError(f"view of {command.buffer}, which is a view itself: views are of buffers")
         base.views += 1
@@ -239,6 +242,7 @@ class Tables:
         memory = self._memory.pop(buffer, None)
         if memory is None:
             return
+        self.generation += 1
         self._quota.buffers -= 1
         if isinstance(memory, _View):
             self._release_view(memory)
@@ -258,6 +262,7 @@ class Tables:
     def _drop(self, program: int) -> None:
         entry = self._programs.get(program)
         if entry is not None and entry.live:
+            self.generation += 1
             entry.live = False
             self._quota.programs -= 1
 
@@ -271,7 +276,12 @@ class Tables:
                 details={"buffer": buffer, "limit": quota.max_buffers},
             )
 
-    def _check_range(self, operation: str, buffer: int, offset: int, nbytes: int) -> _Memory:
+    def check_range(self, operation: str, buffer: int, offset: int, nbytes: int) -> _Memory:
+        """The buffer or view that a range lies in.
+
+        Raises:
+            DeviceError: there is none, or the range does not fit.
+        """
         memory = self._memory.get(buffer)
         if memory is None:
             raise DeviceError(f"{operation}: there is no buffer {buffer}", details={"operation": operation})

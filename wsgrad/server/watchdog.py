@@ -14,6 +14,7 @@ class Watchdog:
         self.limit = limit
         self._acked = -1
         self._number = -1
+        self._step = 0
         self._since: float | None = None
 
     @property
@@ -21,7 +22,9 @@ class Watchdog:
         """How often to look, in seconds."""
         return min(0.5, max(0.01, self.limit / 10))
 
-    def look(self, now: float, *, acked: int, sent: int, number: int, running: bool, may_idle: bool) -> bool:
+    def look(
+        self, now: float, *, acked: int, sent: int, number: int, running: bool, may_idle: bool, step: int = 0
+    ) -> bool:
         """Look at the node once.
 
         Args:
@@ -31,6 +34,7 @@ class Watchdog:
             number: what the node says that it runs.
             running: whether it says that it runs something.
             may_idle: whether it may be waiting for the client.
+            step: which step of a graph it says that it runs, 0 if that can't be.
 
         Returns:
             Whether one command has run for longer than the limit.
@@ -38,10 +42,13 @@ class Watchdog:
         if acked == sent or (may_idle and not running):
             self._since = None
             return False
-        progress = acked > self._acked or (acked < number <= sent and number > self._number)
+        due = acked < number <= sent
+        progress = acked > self._acked or (due and number > self._number)
+        progress = progress or (due and number == self._number and step > self._step)
         if progress or self._since is None:
             self._acked = acked
-            self._number = number if acked < number <= sent else acked
+            self._step = step
+            self._number = number if due else acked
             self._since = now
             return False
         return now - self._since > self.limit

@@ -1,0 +1,321 @@
+"""The graphs of one session: checks the parts that a client recorded and turns its runs into replays for the nodes.
+
+A part is checked once, when it comes; what its buffers and programs are is checked in the order of each queue, before
+each run, as for any command. A graph or run that is refused fails in its place on every queue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import trio
+
+from wsgrad.errors import DeviceError, LaunchError, LimitExceeded, ProtocolError, WsgradError, error_code
+from wsgrad.graph.parse import check_values, device_arrays, parse_part
+from wsgrad.graph.part import LaunchOp, ReceiveOp, SendOp
+from wsgrad.server.outstanding import Sent
+from wsgrad.transport import cbor
+from wsgrad.transport.messages import Fail, Forget, Graph, Record, Replay, Run, Unrecord, message_array
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from wsgrad.graph.part import DevicePart, Part, PartStep
+    from wsgrad.server.port import Port
+    from wsgrad.server.queue import Queue
+    from wsgrad.server.tables import Tables
+
+MAX_GRAPHS: Final = 1024
+MAX_GRAPHS_NBYTES: Final = 64 << 20
+"""Graphs that a session may have, and what their parts may take together."""
+_QUICK_NBYTES: Final = 4 << 10
+"""Parts up to this size are checked at once, larger ones in a thread."""
+_MAX_ITEMS: Final = 1 << 21
+_PIECE_NBYTES: Final = 60_000
+
+Bindings: TypeAlias = dict[int, tuple[int, int]]
+"""Buffers of a queue with offsets, by the numbers of a graph's buffers."""
+
+
+@dataclass(slots=True, eq=False)
+class Plain:
+    """A message to a node that is no command."""
+
+    head: bytes
+    bulk: memoryview | None = None
+
+
+class QueueGraph:
+    """A graph's part on one queue.
+
+    Attributes:
+        steps: in the order in which the node runs them.
+    """
+
+    def __init__(
+        self, graph: int, part: DevicePart, buffers: dict[int, int], bindings: dict[int, int], blob: bytes
+    ) -> None:
+        self.graph = graph
+        self.steps: list[PartStep] = part.by_number
+        self._programs = part.programs
+        self._buffers = buffers
+        self._bindings = bindings
+        self._blob = memoryview(blob)
+        self._port: Port | None = None
+        self._generation = -1
+        self._unfit: dict[int, WsgradError] = {}
+
+    def introduce(self, queue: int, port: Port | None) -> list[Plain]:
+        """What a node has to know before the first replay."""
+        if port is self._port:
+            return []
+        self._port = port
+        total = len(self._blob)
+        return [
+            Plain(cbor.encode(message_array(Graph(queue, self.graph, at, total))), self._blob[at : at + _PIECE_NBYTES])
+            for at in range(0, total, _PIECE_NBYTES)
+        ]
+
+    def check(self, bindings: Bindings, tables: Tables) -> list[list[object]]:
+        """Check what a replay uses; returns what of the bindings is this queue's.
+
+        Raises:
+            WsgradError: a buffer or program is not there or does not fit.
+        """
+        if self._generation != tables.generation:
+            self._look(tables)
+        for number, error in self._unfit.items():
+            if number not in bindings:
+                raise type(error)(str(error), details=error.details)
+        mine: list[list[object]] = []
+        for number, (buffer, offset) in bindings.items():
+            if number in self._buffers:
+                tables.check_range("graph", buffer, offset, self._buffers[number])
+                mine.append([number, buffer, offset])
+        return mine
+
+    def details(self, step: int, tables: Tables) -> tuple[str | None, dict[str, object]]:
+        """The program that the node says it ran as its `step`th step, from 1, and what to tell the client."""
+        if not 1 <= step <= len(self.steps):
+            return None, {"operation": "replay", "graph": self.graph}
+        found = self.steps[step - 1]
+        details: dict[str, object] = {"operation": "replay", "graph": self.graph, "step": found.number}
+        entry = tables.program(found.op.program) if isinstance(found.op, LaunchOp) else None
+        if entry is None:
+            return None, details
+        return entry.name, details | {"operation": "launch", "program": entry.name}
+
+    def program_at(self, step: int) -> int | None:
+        """The program that step number `step` launches."""
+        return next(
+            (found.op.program for found in self.steps if found.number == step and isinstance(found.op, LaunchOp)), None
+        )
+
+    def _look(self, tables: Tables) -> None:
+        """Ids may mean something else than at the last run."""
+        self._generation = -1
+        for program, signature in self._programs.items():
+            entry = tables.program(program)
+            if entry is None or not entry.live or entry.signature != signature:
+                raise LaunchError(f"the graph launches program {program} with signature {signature!r}: there is none")
+        self._unfit = {}
+        for number, nbytes in self._buffers.items():
+            try:
+                tables.check_range("graph", self._bindings[number], 0, nbytes)
+            except WsgradError as error:
+                self._unfit[number] = error
+        self._generation = tables.generation
+
+
+@dataclass(slots=True, eq=False)
+class SessionGraph:
+    """A graph of a session; empty until its part has been checked, or with the reason why it was refused."""
+
+    graph: int
+    nbytes: int
+    ready: bool = False
+    error: WsgradError | None = None
+    part: Part | None = None
+    queues: dict[int, QueueGraph] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class GraphRun:
+    """A run as one command of a queue."""
+
+    queue: int
+    number: int
+    graph: SessionGraph
+    bindings: Bindings
+    values: list[object]
+
+
+@dataclass(slots=True, eq=False)
+class GraphEnd:
+    """After all its runs, a queue's node may forget a graph."""
+
+    queue: int
+    graph: SessionGraph
+
+
+@dataclass(slots=True)
+class ReplaySent(Sent):
+    """A replay on its way to a node."""
+
+    graph: QueueGraph | None = None
+
+
+class Graphs:
+    """Owned by a session.
+
+    Args:
+        find: the session's queue of a number, if it is open.
+        start: runs a task of the session.
+        ready: called when queues may go on.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[int], Queue | None],
+        start: Callable[[Callable[[], Any]], None],
+        ready: Callable[[Queue], None],
+    ) -> None:
+        self._find = find
+        self._start = start
+        self._ready = ready
+        self._graphs: dict[int, SessionGraph] = {}
+        self._last = 0
+        self._nbytes = 0
+
+    def record(self, message: Record, bulk: memoryview | None) -> None:
+        """Take a graph; checking it goes on while the session does.
+
+        Raises:
+            ProtocolError: its id was used before, or its part is malformed.
+        """
+        if message.graph <= self._last:
+            raise ProtocolError(f"graph {message.graph} after graph {self._last}: ids of graphs only grow")
+        self._last = message.graph
+        data = b"" if bulk is None else bytes(bulk)
+        queues = {row[0]: row[1] for row in _pairs(message.queues, 2)}
+        bindings = {row[0]: row[1] for row in _pairs(message.bindings, 2)}
+        graph = self._graphs[message.graph] = SessionGraph(message.graph, len(data))
+        self._nbytes += len(data)
+        if len(self._graphs) > MAX_GRAPHS or self._nbytes > MAX_GRAPHS_NBYTES:
+            graph.error = LimitExceeded(
+                f"a session may have {MAX_GRAPHS} graphs of {MAX_GRAPHS_NBYTES} bytes together; free some"
+            )
+            graph.ready = True
+        elif len(data) <= _QUICK_NBYTES:
+            _fill(graph, data, queues, bindings)
+        else:
+
+            async def check() -> None:
+                await trio.to_thread.run_sync(_fill, graph, data, queues, bindings)
+                for number in queues.values():
+                    queue = self._find(number)
+                    if queue is not None:
+                        self._ready(queue)
+
+            self._start(check)
+
+    def run(self, message: Run) -> list[GraphRun]:
+        """The commands that a run is, for the queues that are open.
+
+        Raises:
+            ProtocolError: there is no such graph, or something is malformed.
+        """
+        graph = self._graph(message.graph)
+        bindings = {number: (buffer, offset) for number, buffer, offset in _pairs(message.bindings, 3)}
+        return [
+            GraphRun(queue, number, graph, bindings, message.values)
+            for queue, number in _pairs(message.numbers, 2)
+            if self._find(queue) is not None
+        ]
+
+    def forget(self, message: Forget) -> list[GraphEnd]:
+        """A graph goes, behind its runs."""
+        graph = self._graph(message.graph)
+        del self._graphs[message.graph]
+        self._nbytes -= graph.nbytes
+        return [GraphEnd(queue, graph) for queue in graph.queues]
+
+    def _graph(self, number: int) -> SessionGraph:
+        graph = self._graphs.get(number)
+        if graph is None:
+            raise ProtocolError(f"there is no graph {number}")
+        return graph
+
+
+def replay_messages(run: GraphRun, tables: Tables, port: Port | None, nbytes: int) -> list[Plain | Sent]:
+    """What a run becomes for a queue's node, or what fails in its place.
+
+    Args:
+        run: of a graph that is ready.
+        tables: the queue's.
+        port: the way to its node.
+        nbytes: what the run counts against the queue's limit.
+    """
+    graph = run.graph
+    assert graph.ready
+    mine = graph.queues.get(run.queue)
+    details: dict[str, object] = {"operation": "replay", "graph": graph.graph}
+    try:
+        if graph.error is not None:
+            raise type(graph.error)(str(graph.error), details=graph.error.details)
+        if mine is None or graph.part is None:
+            raise DeviceError("the graph was not recorded for this queue")
+        values = check_values(graph.part, run.values)
+        bindings = mine.check(run.bindings, tables)
+    except WsgradError as error:
+        fail = Fail(run.queue, run.number, error_code(error), str(error), details | error.details)
+        return [Sent(run.number, run.number, nbytes, cbor.encode(message_array(fail)))]
+    replay = Replay(run.queue, run.number, graph.graph, 0, list(bindings), list(values))
+    sent = ReplaySent(run.number, run.number, nbytes, cbor.encode(message_array(replay)), graph=mine)
+    return [*mine.introduce(run.queue, port), sent]
+
+
+def end_messages(end: GraphEnd) -> list[Plain]:
+    """What tells a queue's node that a graph goes."""
+    mine = end.graph.queues.get(end.queue)
+    if mine is None or mine._port is None:
+        return []
+    return [Plain(cbor.encode(message_array(Unrecord(end.queue, end.graph.graph))))]
+
+
+def _fill(graph: SessionGraph, data: bytes, queues: dict[int, int], bindings: dict[int, int]) -> None:
+    """Check a part; runs in a thread, and nobody looks at the graph before it is ready."""
+    try:
+        array = cbor.decode(data, max_items=_MAX_ITEMS)
+        part = parse_part(array)
+        assert isinstance(array, list)
+        arrays = device_arrays(array)
+        if set(part.buffers) != set(bindings):
+            raise ProtocolError("a graph whose bindings are not those of its buffers")
+        for device in part.devices:
+            if device.index not in queues:
+                raise ProtocolError(f"a graph with a device {device.index} that has no queue")
+            for lane in device.lanes[1:]:
+                for step in lane:
+                    assert isinstance(step.op, SendOp | ReceiveOp)
+                    if step.op.server != part.server:
+                        raise LaunchError("a graph can't transfer between servers")
+            buffers = {number: nbytes for number, (index, nbytes) in part.buffers.items() if index == device.index}
+            mine = {number: bindings[number] for number in buffers}
+            blob = cbor.encode([arrays[device.index], [list(pair) for pair in mine.items()]])
+            graph.queues[queues[device.index]] = QueueGraph(graph.graph, device, buffers, mine, blob)
+        graph.part = part
+    except WsgradError as error:
+        graph.error = error
+    except Exception as error:  # a thread's error has nowhere to go but here
+        graph.error = DeviceError(f"the graph could not be read: {type(error).__name__}")
+    graph.ready = True
+
+
+def _pairs(rows: Sequence[Sequence[object]], width: int) -> list[list[int]]:
+    """Arrays of as many unsigned integers, as they came from a peer."""
+    for row in rows:
+        if len(row) != width or not all(type(item) is int and 0 <= item < 1 << 53 for item in row):
+            raise ProtocolError(f"{row!r:.100} among the pairs of a graph")
+    return rows  # type: ignore[return-value]
