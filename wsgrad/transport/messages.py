@@ -27,6 +27,13 @@ from wsgrad.transport.fields import (
     Value,
     Values,
 )
+from wsgrad.transport.node_messages import Attach as Attach
+from wsgrad.transport.node_messages import Fail as Fail
+from wsgrad.transport.node_messages import Graph as Graph
+from wsgrad.transport.node_messages import Load as Load
+from wsgrad.transport.node_messages import Replay as Replay
+from wsgrad.transport.node_messages import Slot as Slot
+from wsgrad.transport.node_messages import Unrecord as Unrecord
 
 VERSION = 1
 SUBPROTOCOL = "wsgrad.v1"
@@ -415,99 +422,6 @@ class Source:
     KIND: ClassVar[int] = 42
     queue: U32
     number: U53
-
-
-# -- only between server and node --
-
-
-@dataclass(frozen=True, slots=True)
-class Attach:
-    """Server → node: a new queue for a session on the node's device of that index.
-
-    Answered by `Result` or `Failed` for command 0.
-    """
-
-    KIND: ClassVar[int] = 48
-    queue: U32
-    session: U32
-    device: U32
-    options: Map
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Server → local node: a compiled program in a memfd that travels beside the message; command `number`."""
-
-    KIND: ClassVar[int] = 49
-    queue: U32
-    number: U53
-    program: U32
-    name: Text
-    entry: Text
-    signature: Text
-    writes: OptionalIndices
-    alias: Bool
-    nbytes: U53
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A chunk whose bytes lie in a slot of the ring shared with a local node; either direction."""
-
-    KIND: ClassVar[int] = 50
-    queue: U32
-    transfer: U32
-    offset: U53
-    slot: U32
-    nbytes: U32
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """Server → node: take the place of command `number`, which the server refused, and fail with this error."""
-
-    KIND: ClassVar[int] = 51
-    queue: U32
-    number: U53
-    code: Text
-    message: Text
-    details: Map
-
-
-@dataclass(frozen=True, slots=True)
-class Graph:
-    """Server → node. Bulk: a piece, from `offset` of `total` bytes, of a device's part of a graph in CBOR."""
-
-    KIND: ClassVar[int] = 52
-    queue: U32
-    graph: U32
-    offset: U53
-    total: U53
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """Server → node: run a graph as command `number`; `bindings` holds `[buffer number, buffer, offset]`.
-
-    The first of its sends and receives on this device is transfer `transfer`, the others are numbered on from there.
-    """
-
-    KIND: ClassVar[int] = 53
-    queue: U32
-    number: U53
-    graph: U32
-    transfer: U32
-    bindings: Arrays
-    values: Values
-
-
-@dataclass(frozen=True, slots=True)
-class Unrecord:
-    """Server → node: a graph goes."""
-
-    KIND: ClassVar[int] = 54
-    queue: U32
-    graph: U32
 
 
 Message: TypeAlias = (
