@@ -5,10 +5,35 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wsgrad.errors import CompileError, DeviceLost, Timeout, WsgradError
+from wsgrad.server.graphs import ReplaySent
 
 if TYPE_CHECKING:
+    from wsgrad.server.outstanding import Outstanding
     from wsgrad.server.port import Loss
-    from wsgrad.server.tables import ProgramEntry
+    from wsgrad.server.tables import ProgramEntry, Tables
+    from wsgrad.transport.messages import Failed
+
+
+def what_ran(out: Outstanding, tables: Tables, number: int | None, step: int) -> tuple[str | None, dict[str, object]]:
+    """The program that a command ran, if any, and what to tell the client of it; `step` is how far a replay came."""
+    if number is None:
+        return None, {}
+    sent = out.message_of(number)
+    if isinstance(sent, ReplaySent) and sent.graph is not None:
+        return sent.graph.details(step, tables)
+    program = out.program_of(number, tables)
+    entry = None if program is None else tables.program(program)
+    return (None, {}) if entry is None else (entry.name, {"operation": "launch", "program": entry.name})
+
+
+def program_of(out: Outstanding, tables: Tables, failed: Failed) -> ProgramEntry | None:
+    """The program whose launch failed."""
+    sent, step = out.message_of(failed.number), failed.details.get("step")
+    if isinstance(sent, ReplaySent) and sent.graph is not None:
+        program = sent.graph.program_at(step) if isinstance(step, int) else None
+    else:
+        program = out.program_of(failed.number, tables)
+    return None if program is None else tables.program(program)
 
 
 def loss_error(loss: Loss, device: str, program: str | None, details: dict[str, object]) -> WsgradError:

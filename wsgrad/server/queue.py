@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 from wsgrad.errors import CompileError, DeviceLost, ProtocolError, Timeout, WsgradError, error_code, error_from_wire
 from wsgrad.server.cached import CachedUploads
 from wsgrad.server.events import Failure
-from wsgrad.server.faults import loss_error, with_compiler_words
+from wsgrad.server.faults import loss_error, program_of, what_ran, with_compiler_words
 from wsgrad.server.feed import Feed
 from wsgrad.server.graphs import GraphEnd, GraphRun, ReplaySent, end_messages, replay_messages
 from wsgrad.server.intake import Intake, Submitted, Waiting
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
     from wsgrad.server.nodes import Device
     from wsgrad.server.session import Session
-    from wsgrad.server.tables import ProgramEntry
 
 _NOTHING: Final = memoryview(b"")
 
@@ -409,31 +408,11 @@ class Queue:
             return
         acked, sent = self._out.acked, self._out.sent
         number = loss.number if loss.number is not None and acked < loss.number <= sent else None
-        error = loss_error(loss, self.device.id, *self._what_ran(number, loss.step))
+        error = loss_error(loss, self.device.id, *what_ran(self._out, self._tables, number, loss.step))
         opening = self._opening if self.state is State.OPENING else None
         if opening is None:
             opening = acked + 1 if number is None else number
         self._lose(opening, error)
-
-    def _what_ran(self, number: int | None, step: int) -> tuple[str | None, dict[str, object]]:
-        """The program that a command ran, if any, and what to tell the client of it."""
-        if number is None:
-            return None, {}
-        sent = self._out.message_of(number)
-        if isinstance(sent, ReplaySent) and sent.graph is not None:
-            return sent.graph.details(step, self._tables)
-        program = self._out.program_of(number, self._tables)
-        entry = None if program is None else self._tables.program(program)
-        return (None, {}) if entry is None else (entry.name, {"operation": "launch", "program": entry.name})
-
-    def _program_of(self, failed: Failed) -> ProgramEntry | None:
-        """The program whose launch failed."""
-        sent, step = self._out.message_of(failed.number), failed.details.get("step")
-        if isinstance(sent, ReplaySent) and sent.graph is not None:
-            program = sent.graph.program_at(step) if isinstance(step, int) else None
-        else:
-            program = self._out.program_of(failed.number, self._tables)
-        return None if program is None else self._tables.program(program)
 
     def _opened(self, port: Port, message: Message) -> None:
         match message:
@@ -466,7 +445,7 @@ class Queue:
             self._lose(message.number, error)
             return
         if isinstance(error, CompileError):
-            error = with_compiler_words(error, self._program_of(message))
+            error = with_compiler_words(error, program_of(self._out, self._tables, message))
         self._journal.failed(message.number, Failure.of(error, device=self.device.id))
         self._tell(Failed(self.number, message.number, error_code(error), str(error), error.details))
 
