@@ -393,6 +393,40 @@ async def test_work_before_an_upload_runs_while_it_is_looked_for(server, client,
         assert (result == np.arange(MIB, dtype=np.float32) + np.float32(value)).all()
 
 
+async def test_any_number_is_asked_for_in_order_and_few_files_are_open(server, client, blobs):
+    data = some_bytes(MIB)
+    queue = await teach(client, data, blobs)
+    digest = blake3(data).digest()
+    queue.batch(c.Alloc(1, MIB), c.Alloc(2, 0))
+    opened = server.hub.statistics.cache_hits
+    for start in range(0, 300, 50):
+        queue.batch(*(c.UploadCached(start + index, 1, 0, MIB, digest) for index in range(50)))
+    queue.batch(c.UploadCached(1000, 2, 0, 0, bytes(32)))
+    most = 0
+    while queue.acked < queue.next - 1:
+        held = [os.readlink(f"/proc/self/fd/{fd}") for fd in descriptors()]
+        most = max(most, sum(str(blobs) in name for name in held))
+        await trio.sleep(0.01)
+    assert 0 < most <= 33
+    assert server.hub.statistics.cache_hits == opened + 300
+    assert await queue.download(1, 0, MIB) == data
+
+
+async def test_a_broken_package_costs_only_the_cache(server, client, blobs, monkeypatch):
+    def fail():
+        raise ImportError("blake3 is damaged")
+
+    monkeypatch.setattr("wsgrad.server.blobs._hasher", fail)
+    blobs.mkdir(mode=0o700)
+    data = some_bytes(2 * MIB)
+    (blobs / blake3(data).hexdigest()).write_bytes(data)
+    queue = await client.open()
+    queue.batch(c.Alloc(0, len(data)))
+    assert await missing(queue, ask(queue, 0, data)) == 0
+    await chunks(queue, data)
+    assert await queue.download(0, 0, len(data)) == data
+
+
 async def test_a_directory_that_others_may_read_is_not_used(server, client, blobs):
     blobs.mkdir(mode=0o755)
     blobs.chmod(0o755)
@@ -428,7 +462,7 @@ async def test_what_a_killed_server_left_is_cleared(server, client, blobs):
     assert fresh.exists()
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(["cached", "plain", "copy", "fill", "abort"]), st.integers(0, 3)), max_size=12)
 )

@@ -83,7 +83,12 @@ class Reading:
 
     async def _run(self, cache: BlobCache, digest: bytes, nbytes: int) -> None:
         with self._scope:
-            fd = await cache._open(digest, nbytes)
+            try:
+                fd = await cache._open(digest, nbytes)
+            except Exception:
+                # Such as a damaged installation of blake3: it must not end the server.
+                _log.exception("looking for a cached upload failed")
+                fd = -1
             try:
                 self.found = fd >= 0
                 if fd < 0:
@@ -162,6 +167,8 @@ class Keeping:
                 path.unlink(missing_ok=True)
         except OSError as error:
             _log.warning("an upload of %d bytes can't be cached in %s: %s", self.nbytes, cache.directory, error)
+        except Exception:
+            _log.exception("an upload of %d bytes can't be cached", self.nbytes)
         finally:
             self.stop()
             cache._keeping.pop(self.digest, None)

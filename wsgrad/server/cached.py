@@ -68,7 +68,7 @@ class CachedUploads:
         *,
         tell: Callable[[Message], None],
         give_credit: Callable[[int], None],
-        pump: Callable[[], None],
+        later: Callable[[], None],
     ) -> None:
         self._queue = queue
         self._cache = cache
@@ -76,8 +76,10 @@ class CachedUploads:
         self._statistics = statistics
         self._tell = tell
         self._give_credit = give_credit
-        self._pump = pump
+        self._later = later
         self._states: dict[int, _State] = {}
+        self._unlooked: deque[_State] = deque()
+        self._looking = 0
 
     def __bool__(self) -> bool:
         """Whether there are any."""
@@ -96,8 +98,10 @@ class CachedUploads:
         """
         if upload.transfer in self._states:
             raise ProtocolError(f"transfer {upload.transfer} is in use")
-        self._states[upload.transfer] = _State(upload)
-        self._look()
+        state = self._states[upload.transfer] = _State(upload)
+        if upload.nbytes:
+            self._unlooked.append(state)
+            self._look()
 
     def check_chunk(self, transfer: int) -> None:
         """Check that a chunk of an ordinary upload may come.
@@ -136,7 +140,8 @@ class CachedUploads:
         """The queue has reached an upload: give the node what is there. Returns whether it has ended."""
         state = self._states[upload.transfer]
         if not state.started:
-            if not state.aborted and state.incoming is None and not (state.reading and state.reading.found):
+            found = not upload.nbytes or (state.reading is not None and state.reading.found)
+            if not state.aborted and state.incoming is None and not found:
                 return False
             command = Upload(upload.transfer, upload.buffer, upload.offset, upload.nbytes)
             port.send(cbor.encode(message_array(Batch(self._queue, upload.number, [command_array(command)]))))
@@ -161,11 +166,13 @@ class CachedUploads:
                 state.offset += len(piece)
             if state.offset < upload.nbytes:
                 return False
-            if state.incoming is None:
+            if state.incoming is None and upload.nbytes:
                 self._statistics.cache_hits += 1
                 self._statistics.cache_nbytes += upload.nbytes
         del self._states[upload.transfer]
-        self._look()
+        if state.reading is not None:
+            self._looking -= 1
+            self._look()
         return True
 
     def forget(self) -> None:
@@ -173,14 +180,14 @@ class CachedUploads:
         for state in self._states.values():
             self._stop(state)
         self._states.clear()
+        self._unlooked.clear()
+        self._looking = 0
 
     def _look(self) -> None:
-        looking = sum(state.reading is not None for state in self._states.values())
-        for state in self._states.values():
-            if looking >= _LOOKED_FOR:
-                return
-            if state.reading is None and not state.aborted:
-                looking += 1
+        while self._unlooked and self._looking < _LOOKED_FOR:
+            state = self._unlooked.popleft()
+            if not state.aborted:
+                self._looking += 1
                 upload = state.upload
                 state.reading = self._cache.find(upload.digest, upload.nbytes, partial(self._news, state))
 
@@ -188,7 +195,7 @@ class CachedUploads:
         assert state.reading is not None
         if state.reading.missing is not None and state.incoming is None:
             self._ask(state, state.reading.missing)
-        self._pump()
+        self._later()
 
     def _ask(self, state: _State, offset: int) -> None:
         upload = state.upload

@@ -83,7 +83,7 @@ class Queue:
             session.statistics,
             tell=self._tell,
             give_credit=self._give_credit,
-            pump=self.pump,
+            later=self.later,
         )
         self._journal = Journal()
         self._feed = Feed(self, self._out, self._journal, self._cached)
