@@ -220,6 +220,12 @@ class AsyncServer(BaseServer[AsyncDevice]):
             return None
         return await trio.to_thread.run_sync(self._hasher.digest, array, abandon_on_cancel=True)
 
+    def _caller(self) -> object:
+        try:
+            return trio.lowlevel.current_task()
+        except RuntimeError:
+            return super()._caller()
+
     def _new_device(self, identity: str) -> AsyncDevice:
         return AsyncDevice(self, identity)
 

@@ -6,6 +6,7 @@ everything else that touches a queue run inside the face's `_call` or its way of
 
 from __future__ import annotations
 
+import threading
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -153,6 +154,10 @@ class BaseServer(ABC, Generic[D]):
                 RuntimeWarning,
                 stacklevel=3,
             )
+
+    def _caller(self) -> object:
+        """Tells the threads or tasks apart that use it."""
+        return threading.get_ident()
 
     @abstractmethod
     def _new_device(self, identity: str) -> D: ...

@@ -44,6 +44,7 @@ class BaseBuffer:
         "_nbytes",
         "_offset",
         "_owned",
+        "_region",
         "_shape",
         "_type",
     )
@@ -70,6 +71,7 @@ class BaseBuffer:
         self._id: int | None = handle.id
         self._life = handle.life
         self._owned = False  # by a graph: usable only while that is recorded
+        self._region: int | None = None  # while a graph is recorded: which of its arguments this is, or lies in
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -206,6 +208,7 @@ class BaseBuffer:
         handle = Handle(queue.life.buffers.take(), self._life)
         view = type(self)(self._device, handle, self._base, self._offset + offset, shape, self._type)
         queue.command(View(handle.id, self._base.id, view._offset, view._nbytes), line=self._device._line())
+        view._region = self._region
         if self._owned:
             recorder = recorder_of(self._device)
             if recorder is not None:

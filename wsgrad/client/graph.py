@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self, overload
 
 from wsgrad.client.buffer import BaseBuffer
-from wsgrad.client.recording import Recorder
+from wsgrad.client.recording import Recorder, memory_of
 from wsgrad.errors import DeviceError, LaunchError, LimitExceeded
 from wsgrad.graph.part import part_array
 from wsgrad.graph.plan import Plan
@@ -18,13 +18,12 @@ from wsgrad.transport.cbor import encode
 from wsgrad.transport.messages import CHUNK_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
     from wsgrad.client.async_face import AsyncDevice
     from wsgrad.client.base import BaseDevice, BaseServer
     from wsgrad.client.blocking import Device
-    from wsgrad.client.handle import Handle
     from wsgrad.client.queue import Queue
     from wsgrad.client.waits import Wait
 
@@ -75,7 +74,9 @@ class BaseGraph:
         for released in self._released:
             released()
         for number in self._recorder.recording.owned:
-            self._recorder.handles[number].free()
+            handle = self._recorder.handles[number]
+            if handle is not None:
+                handle.free()
 
     def __enter__(self) -> Self:
         return self
@@ -111,7 +112,8 @@ class BaseGraph:
                 )
             devices = [recorder.devices[number][device.index] for device in part.devices]
             share = _Share(0, server, [], {})
-            bindings = [[buffer, recorder.handles[buffer].id] for buffer in part.buffers]
+            handles = [(buffer, recorder.handles[buffer]) for buffer in part.buffers]
+            bindings = [[buffer, handle.id] for buffer, handle in handles if handle is not None]
 
             def record(
                 share: _Share = share,
@@ -144,23 +146,25 @@ class BaseGraph:
         bindings = self._bindings(plan, substitutions) if substitutions else {}
         self._issue_bound(plan, bindings, given)
 
-    def _has_besides(self, bases: Collection[Handle]) -> bool:
-        """Whether it uses one of these otherwise than as one of its first buffers, as many as there are bases."""
-        known = (self._recorder.recording.find(base) for base in bases)
-        return any(buffer is not None and buffer.number >= len(bases) for buffer in known)
-
-    def _run_arguments(self, identities: Sequence[int]) -> None:
-        """Run it with other buffers in place of its first ones, which lie apart in the same way."""
+    def _run_arguments(self, arguments: Sequence[tuple[BaseBuffer, int, int, int]]) -> None:
+        """Run it with other memory in place of its first buffers: some buffer there, the offset, size and an id."""
         plan = self._planned()
         self._check_devices()
-        touched = plan.recording.touched
-        bindings = {number: (identity, 0) for number, identity in enumerate(identities) if number in touched}
+        places, touched = self._recorder.places, plan.recording.touched
+        plan.check_substitutions(
+            {
+                number: Placement(places[buffer._device], nbytes, memory_of(buffer), offset, repr(buffer))
+                for number, (buffer, offset, nbytes, _) in enumerate(arguments)
+            }
+        )
+        bindings = {number: (row[3], 0) for number, row in enumerate(arguments) if number in touched}
         self._issue_bound(plan, bindings, plan.values({}))
 
     def _issue_bound(self, plan: Plan, bindings: Mapping[int, tuple[int, int]], values: list[int]) -> None:
         handles = self._recorder.handles
         for number in plan.recording.touched:
-            if number not in bindings and handles[number].freed:
+            handle = handles[number]
+            if number not in bindings and (handle is None or handle.freed):
                 name = plan.recording.buffers[number].name
                 raise DeviceError(f"the graph can't run: its buffer {name} was freed; substitute another one")
         for share in self._shares:
@@ -187,7 +191,7 @@ class BaseGraph:
         for old, new in substitutions.items():
             if not isinstance(old, BaseBuffer) or not isinstance(new, BaseBuffer):
                 raise TypeError("run() takes the buffers to put in place of others as {recorded: new}")
-            known = plan.recording.find(old._base)
+            known = plan.recording.find(memory_of(old))
             if known is None:
                 raise LaunchError(f"the graph does not use {old!r}")
             if known.owned or old._nbytes != known.nbytes:
@@ -197,7 +201,7 @@ class BaseGraph:
             place = places.get(new._device)
             if place is None:
                 raise LaunchError(f"{new!r} is on {new._device.id!r}, which the graph does not use")
-            placements[known.number] = Placement(place, new._nbytes, new._base, new._offset, repr(new))
+            placements[known.number] = Placement(place, new._nbytes, memory_of(new), new._offset, repr(new))
             bindings[known.number] = identity, 0
         plan.check_substitutions(placements)
         return {number: bound for number, bound in bindings.items() if number in plan.recording.touched}
@@ -302,9 +306,9 @@ def record(*devices: BaseDevice[Any, Any]) -> Iterator[Any]:
     """
     recorder = Recorder(devices)
     graph = devices[0]._new_graph(recorder)
-    token = recorder.open()
+    recorder.open()
     try:
         yield graph
     finally:
-        recorder.close(token)
+        recorder.close()
     graph._finish()

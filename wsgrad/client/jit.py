@@ -69,17 +69,22 @@ class Jitted(Generic[P]):
                     (argument._device, argument._shape, argument._type, order[argument._base], offset, region.nbytes)
                 )
             else:
-                key.append((type(argument), argument))
+                # Equal numbers may still differ: 0.0 and -0.0 do.
+                key.append((type(argument), argument, repr(argument)))
+        shape = tuple(key)
         try:
-            graph = self._graphs.pop(tuple(key), None)
+            hash(shape)
         except TypeError as exc:
             raise TypeError(f"{self!r} takes buffers and values that can be compared, not {arguments!r:.200}") from exc
-        if graph is None or graph._lost or graph._has_besides(regions):
+        graph = self._graphs.pop(shape, None)
+        if graph is None or graph._lost:
             graph = self._record(buffers, regions, args, kwargs)
-        self._graphs[tuple(key)] = graph
+        self._graphs[shape] = graph
         while len(self._graphs) > _KEPT:
             self._graphs.pop(next(iter(self._graphs))).free()
-        graph._run_arguments([region.identity for region in regions.values()])
+        graph._run_arguments(
+            [(region.buffer, region.offset, region.nbytes, region.identity) for region in regions.values()]
+        )
 
     def _record(
         self,
@@ -92,17 +97,32 @@ class Jitted(Generic[P]):
         if not devices:
             raise LaunchError(f"{self!r} was called without a buffer, so nothing tells on which device it works")
         recorder = Recorder(list(devices))
-        for region in regions.values():
-            recorder.region(region.buffer, region.offset, region.nbytes)
+        numbers = {
+            base: recorder.region(region.buffer, region.offset, region.nbytes) for base, region in regions.items()
+        }
+
+        def stand_in(argument: object) -> object:
+            """A buffer that is known to be an argument, whatever else the function uses of the same memory."""
+            if not isinstance(argument, BaseBuffer):
+                return argument
+            shape, dtype = argument._shape, argument._type
+            made = type(argument)(argument._device, argument._handle, argument._base, argument._offset, shape, dtype)
+            made._region = numbers[argument._base]
+            return made
+
         graph: BaseGraph = next(iter(devices))._new_graph(recorder)
-        token = recorder.open()
+        recorder.open()
         try:
-            returned = self._function(*args, **kwargs)
+            given: Any = [stand_in(argument) for argument in args]
+            named: Any = {name: stand_in(argument) for name, argument in kwargs.items()}
+            returned: object = self._function(*given, **named)
         finally:
-            recorder.close(token)
+            recorder.close()
         if returned is not None:
             raise LaunchError(f"{self!r} returned {returned!r:.100}: it has to write its results into its arguments")
         graph._finish()
+        # Each run brings memory for the arguments: that of the first call need not be kept.
+        recorder.handles[: len(regions)] = [None] * len(regions)
         return graph
 
 

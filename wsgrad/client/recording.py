@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from wsgrad.client.buffer import BaseBuffer
-from wsgrad.client.recorders import close_recorder, open_recorder, recorder_of
+from wsgrad.client.recorders import OPEN, open_recorder, recorder_of
 from wsgrad.client.signature import INDEX, plain_scalar
 from wsgrad.errors import DeviceError, LaunchError
 from wsgrad.graph import items
@@ -17,7 +17,6 @@ from wsgrad.graph.recording import PATTERNS, Recording
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from contextvars import Token
 
     from wsgrad.client.base import BaseDevice
     from wsgrad.client.handle import Handle
@@ -33,6 +32,7 @@ class Recorder:
     """What one `record` collects.
 
     Attributes:
+        caller: the thread or task whose calls are recorded.
         devices: by their servers' numbers and, there, their own.
         places: which device of the graph each is.
         recording: the items.
@@ -45,28 +45,29 @@ class Recorder:
     def __init__(self, devices: Sequence[BaseDevice[Any, Any]]) -> None:
         if not devices:
             raise ValueError("record() needs the devices whose work it is to record")
+        self.caller = devices[0]._server._caller()
         self.devices: list[list[BaseDevice[Any, Any]]] = []
         self.places: dict[BaseDevice[Any, Any], items.Device] = {}
         self.recording = Recording()
         self.lives: dict[BaseDevice[Any, Any], Life] = {}
-        self.handles: list[Handle] = []
+        self.handles: list[Handle | None] = []
         self.programs: set[Handle] = set()
         self.lines: list[str] = []
         self._servers: list[object] = []
-        self._regions: dict[Handle, tuple[int, int]] = {}
+        self._regions: dict[int, int] = {}
         self._allocated: list[weakref.ref[BaseBuffer]] = []
         self._blank: set[int] = set()
         for device in devices:
             if device not in self.places:
                 self._add_device(device)
 
-    def open(self) -> Token[Recorder | None]:
-        """Record from here on; returns what `close` needs."""
-        return open_recorder(self)
+    def open(self) -> None:
+        """Record from here on."""
+        open_recorder(self)
 
-    def close(self, token: Token[Recorder | None]) -> None:
+    def close(self) -> None:
         """Record no more: what was allocated belongs to the graph now."""
-        close_recorder(self, token)
+        OPEN.remove(self)
         for reference in self._allocated:
             buffer = reference()
             if buffer is not None:
@@ -79,14 +80,16 @@ class Recorder:
         buffer._owned = True
         self._allocated.append(weakref.ref(buffer))
         if buffer._base is buffer._handle:
-            self._blank.add(self._declare(buffer, buffer._base, buffer._nbytes, owned=True))
+            self._blank.add(self._declare(buffer, buffer._base, buffer._nbytes, memory=memory_of(buffer), owned=True))
 
     def region(self, buffer: BaseBuffer, offset: int, nbytes: int) -> int:
-        """Let a part of the memory of `buffer` stand for all of it, to be put in place of others; its number."""
+        """Declare what an argument lies in, apart from all other memory: its number, for `_region` of the argument."""
         alone = (offset, nbytes) == (buffer._offset, buffer._nbytes)
-        handle = buffer._handle if alone else buffer._base
-        self._regions[buffer._base] = offset, nbytes
-        return self._declare(buffer, handle, nbytes)
+        number = self._declare(
+            buffer, buffer._handle if alone else buffer._base, nbytes, memory=("argument", len(self.handles))
+        )
+        self._regions[number] = offset
+        return number
 
     def copy(self, target: BaseBuffer, source: BaseBuffer) -> None:
         """Bytes from one buffer to another, on the same device or not."""
@@ -167,13 +170,12 @@ class Recorder:
         if self.lives.setdefault(device, life) is not life:
             raise DeviceError(f"{device.id!r} was reopened or closed inside a recording")
 
-    def _declare(self, buffer: BaseBuffer, handle: Handle, nbytes: int, *, owned: bool = False) -> int:
-        base = buffer._base
+    def _declare(self, buffer: BaseBuffer, handle: Handle, nbytes: int, *, memory: object, owned: bool = False) -> int:
         device = buffer._device
         self._check_life(device)
         name = f"{buffer._type}{list(buffer._shape)}".replace(" ", "")
         number = self.recording.buffer(
-            self.places[device], nbytes, memory=base, name=f"{name} #{len(self.handles)}", owned=owned
+            self.places[device], nbytes, memory=memory, name=f"{name} #{len(self.handles)}", owned=owned
         )
         if number == len(self.handles):
             self.handles.append(handle)
@@ -183,18 +185,13 @@ class Recorder:
         """The bytes that a buffer or view stands for."""
         recorder_of(buffer._device)
         buffer._check()
+        if buffer._region is not None:
+            return Range(buffer._region, buffer._offset - self._regions[buffer._region], buffer._nbytes)
         base = buffer._base
-        known = self.recording.find(base)
-        if known is not None:
-            number = known.number
-        elif base.freed:
+        if base.freed:
             raise DeviceError(f"{buffer!r} can't be recorded: the buffer it is a view of was freed")
-        else:
-            number = self._declare(buffer, base, base.nbytes)
-        low, nbytes = self._regions.get(base, (0, base.nbytes))
-        if buffer._offset < low or buffer._offset + buffer._nbytes > low + nbytes:
-            raise LaunchError(f"{buffer!r} lies outside the view of its memory that was given as an argument")
-        return Range(number, buffer._offset - low, buffer._nbytes)
+        number = self._declare(buffer, base, base.nbytes, memory=memory_of(buffer))
+        return Range(number, buffer._offset, buffer._nbytes)
 
     def _add(self, item: items.Item, device: BaseDevice[Any, Any]) -> None:
         """Append an item; memory that is to be new in each run is zeroed before its first use, if that matters."""
@@ -208,6 +205,11 @@ class Recorder:
                 self.lines.append(device._line())
         self.recording.add(item)
         self.lines.append(device._line())
+
+
+def memory_of(buffer: BaseBuffer) -> tuple[str, int]:
+    """What tells a buffer's memory from other memory, while somebody holds it."""
+    return "memory", id(buffer._base)
 
 
 def _stand_in(argument: object) -> object:
