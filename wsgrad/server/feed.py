@@ -7,15 +7,16 @@ on where it stopped whenever what held it has gone.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
 
 from wsgrad.server.events import Failure
-from wsgrad.server.graphs import Plain
+from wsgrad.server.graphs import Plain, ReplaySent
 from wsgrad.server.loads import Load
 from wsgrad.server.outstanding import Sent, Transfer
 from wsgrad.server.submission import NOTHING, CachedUpload, Joint, refusal
-from wsgrad.server.transfers import ROUTED
+from wsgrad.server.transfers import REPLAYED, ROUTED
 from wsgrad.transport import cbor
 from wsgrad.transport.commands import Download, Receive, Send, Upload, Wait, command_array
 from wsgrad.transport.messages import Abort, Batch, message_array
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
     from wsgrad.server.outstanding import Outstanding
     from wsgrad.server.port import Port
     from wsgrad.server.queue import Queue
+    from wsgrad.server.transfers import Flow
     from wsgrad.transport.commands import Command
 
 _STEP: Final = 16
 """Messages to the node before others get a turn."""
 _NOTHING: Final = memoryview(b"")
+_MAX_TRANSFER: Final = (1 << 32) - 1
 
 
 @dataclass(slots=True)
@@ -41,6 +44,15 @@ class Piece:
     offset: int
     bulk: memoryview
     slot: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Receipt:
+    """A transfer to this queue that the node was told of: by command `number`, as transfer `transfer`."""
+
+    number: int
+    transfer: int
+    flow: Flow
 
 
 Item: TypeAlias = Sent | Load | Piece | Abort | Plain | CachedUpload | Joint
@@ -64,32 +76,37 @@ class Feed:
         self._journal = journal
         self._cached = cached
         self._items: deque[Item] = deque()
-        self._receiving: Joint | None = None
+        self._receiving: _Receipt | None = None
+        self._following: deque[_Receipt] = deque()
+        self._starting = False
+        self._replayed = 0
         self._offset = 0
         self._given = _NOTHING
 
     def __bool__(self) -> bool:
         """Whether something waits."""
-        return bool(self._items) or self._receiving is not None
+        return bool(self._items) or self.receiving
 
     @property
     def receiving(self) -> bool:
         """Whether the node is inside of a transfer to this queue."""
-        return self._receiving is not None
+        return self._receiving is not None or bool(self._following)
 
     def add(self, item: Item) -> None:
         """The next thing for the node."""
         if isinstance(item, Joint) and isinstance(item.command, Receive):
             self.receives += 1
+        elif isinstance(item, ReplaySent):
+            self.receives += sum(not end.sends for end, _ in item.ends)
         self._items.append(item)
 
     def pump(self) -> None:
         """Send to the node what may go."""
-        if self._receiving is not None and self._receiving.flow is not None:
+        if self._receiving is not None:
             self._receiving.flow.pump()
         budget = _STEP
         port = self.port
-        while self._items and self._receiving is None and self.running and port is not None and not port.full:
+        while self._items and not self.receiving and self.running and port is not None and not port.full:
             if not budget:
                 self._queue.later()
                 return
@@ -101,12 +118,18 @@ class Feed:
     def drop(self, failure: Failure) -> None:
         """The node is gone, or the queue is closed: what waits will not run, and others learn why."""
         items, self._items = self._items, deque()
-        receiving, self._receiving = self._receiving, None
+        flows = [receipt.flow for receipt in (self._receiving, *self._following) if receipt is not None]
+        self._receiving = None
+        self._following.clear()
         self.receives = 0
         self._given = _NOTHING
-        for item in [receiving, *items]:
+        for item in items:
             if isinstance(item, Joint) and isinstance(item.command, Receive) and item.flow is not None:
-                item.flow.target_failed(failure)
+                flows.append(item.flow)
+            elif isinstance(item, ReplaySent):
+                flows += [flow for end, flow in item.ends if not end.sends]
+        for flow in flows:
+            flow.target_failed(failure)
 
     # -- chunks of a client's uploads
 
@@ -146,15 +169,17 @@ class Feed:
     def put(self, bulk: memoryview, *, owned: bool) -> None:
         assert self.port is not None
         assert self._receiving is not None
-        assert self._receiving.flow is not None
         slot, kept = self.port.take_chunk(bulk, owned=owned)
-        self.port.send_chunk(ROUTED | self._receiving.flow.number, self._offset, slot, kept, client=False)
+        self.port.send_chunk(self._receiving.transfer, self._offset, slot, kept, client=False)
         self._offset += len(bulk)
 
     def finished(self) -> None:
         self._receiving = None
         self.receives -= 1
-        self._queue.later()
+        if self._following:
+            self._receive_next()
+        if not self.receiving:
+            self._queue.later()
 
     def failed(self, failure: Failure) -> None:
         assert self.port is not None
@@ -162,7 +187,28 @@ class Feed:
         number = self._receiving.number
         self._journal.expect(number, failure)
         self.port.send(failure.fail(self._queue.number, number))
+        # A replay that fails receives no more.
+        following, self._following = self._following, deque()
+        self.receives -= len(following)
+        for receipt in following:
+            receipt.flow.target_failed(failure)
         self.finished()
+
+    def _receive_next(self) -> None:
+        """Begin what is received next. One may be over at once, so this loops and is not entered again from inside."""
+        if self._starting:
+            return
+        self._starting = True
+        while self._following and self._receiving is None:
+            receipt = self._receiving = self._following.popleft()
+            self._offset = 0
+            failure = receipt.flow.failure
+            if failure is None:
+                receipt.flow.start(self)
+            else:
+                self.failed(failure)
+                receipt.flow.target_failed(failure)
+        self._starting = False
 
     # -- sending
 
@@ -172,6 +218,9 @@ class Feed:
             case Sent():
                 if item.reserved and not self._queue.session.answers.take(item.reserved, self._queue):
                     return False
+                if isinstance(item, ReplaySent) and item.ends:
+                    self._replay(item, port)
+                    return True
                 port.send(item.head, item.bulk)
                 self._out.add(item)
             case Load():
@@ -226,7 +275,7 @@ class Feed:
                     return True
                 transfer = ROUTED | flow.number
                 self._out.downloads[transfer] = Transfer(transfer, item.number, command.nbytes, flow)
-                flow.stop = lambda _: port.send(cbor.encode(message_array(Abort(self._queue.number, transfer))))
+                flow.stop = partial(self._stop, port, transfer)
                 self._command(item, port, Download(transfer, command.buffer, command.offset, command.nbytes))
             case Receive():
                 flow = item.flow
@@ -239,10 +288,33 @@ class Feed:
                     return True
                 upload = Upload(ROUTED | flow.number, command.buffer, command.offset, command.nbytes)
                 self._command(item, port, upload)
-                self._receiving = item
-                self._offset = 0
-                flow.start(self)
+                self._following.append(_Receipt(item.number, ROUTED | flow.number, flow))
+                self._receive_next()
         return True
+
+    def _replay(self, item: ReplaySent, port: Port) -> None:
+        """A run of a graph with transfers: each has an id of its own for the node, one after the other."""
+        assert item.replay is not None
+        assert item.graph is not None
+        if self._replayed + item.graph.transfers > _MAX_TRANSFER - REPLAYED:
+            self._replayed = 0
+        first = REPLAYED + self._replayed
+        self._replayed += item.graph.transfers
+        item.head = cbor.encode(message_array(replace(item.replay, transfer=first)))
+        for end, flow in item.ends:
+            transfer = first + end.place
+            if not end.sends:
+                self._following.append(_Receipt(item.first, transfer, flow))
+            elif flow.failure is None:
+                flow.stop = partial(self._stop, port, transfer)
+            if end.sends:
+                self._out.downloads[transfer] = Transfer(transfer, item.first, end.nbytes, flow)
+        port.send(item.head)
+        self._out.add(item)
+        self._receive_next()
+
+    def _stop(self, port: Port, transfer: int, _: Failure) -> None:
+        port.send(cbor.encode(message_array(Abort(self._queue.number, transfer))))
 
     def _go_on(self, item: Joint, port: Port, failure: Failure | None) -> None:
         """The command is done, or fails with another's error."""
