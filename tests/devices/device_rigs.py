@@ -291,6 +291,7 @@ class ProcessRig(LoadingRig):
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._slot = 0
         self._status = None
+        self._rest = b""
         serial = zygote.next_serial()
         with theirs:
             zygote.send(["node", serial, {}], theirs.fileno(), self.ring.fd)
@@ -310,23 +311,28 @@ class ProcessRig(LoadingRig):
 
     def receive(self):
         """The next message and its bulk; None when the node has left."""
-        ready, _, _ = select.select([self.socket], [], [], PATIENCE_SECONDS)
-        assert ready, "the node does not answer"
-        try:
-            packet = self.socket.recv(1 << 18)
-        except ConnectionResetError:
-            return None
-        if not packet:
-            return None
+        if not self._rest:
+            ready, _, _ = select.select([self.socket], [], [], PATIENCE_SECONDS)
+            assert ready, "the node does not answer"
+            try:
+                self._rest = self.socket.recv(1 << 18)
+            except ConnectionResetError:
+                return None
+            if not self._rest:
+                return None
+        packet = self._rest
         end = cbor.scan(packet)
+        message = m.parse_message(cbor.decode(packet[:end]))
         bulk = None
-        if end < len(packet):
+        if message.KIND in m.BULK_KINDS:
             nbytes, start = cbor.read_bytes_head(packet, end)
-            bulk = packet[start : start + nbytes]
-        return m.parse_message(cbor.decode(packet[:end])), bulk
+            end = start + nbytes
+            bulk = packet[start:end]
+        self._rest = packet[end:]
+        return message, bulk
 
     def silent(self):
-        return not select.select([self.socket], [], [], 0)[0]
+        return not self._rest and not select.select([self.socket], [], [], 0)[0]
 
     def send_chunk(self, transfer, offset, data):
         slot = UPLOAD_SLOTS[self._slot]

@@ -190,7 +190,7 @@ async def test_bytes_of_an_old_connection_that_come_late_land_nowhere(cache):
         while outgoing := link.pop():
             sent.append(b"".join(half.encode(outgoing.head, outgoing.bulk)))
         await stream.send_all(b"".join(sent)[: 1 << 19])
-        await eventually(lambda: session._queues[1]._announced == 1)
+        await eventually(lambda: session._queues[1]._landing.announced == 1)
         async with server.client(key=old.welcome.key, link=link) as new:
             new.queues = {1: queue}
             queue.client = new

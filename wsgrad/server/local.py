@@ -260,25 +260,36 @@ class LocalPort(Port):
                     return
 
     def _packet(self, packet: memoryview) -> None:
+        """Work off the messages of one packet; what they make the session send goes out together."""
+        self.owner.hold_back()
         try:
-            end = cbor.scan(packet)
-            raw = bytes(packet[:end])
+            start = 0
+            while start < len(packet) and not self.closed:
+                start = self._message(packet, start)
+        finally:
+            self.owner.let_go()
+
+    def _message(self, packet: memoryview, start: int) -> int:
+        """Work off the message at `start`; returns where the next one begins."""
+        try:
+            end = cbor.scan(packet, start)
+            raw = bytes(packet[start:end])
             array = cbor.decode_scanned(raw)
+            if not isinstance(array, list) or not array:
+                raise InvalidReply("a message that is no array")
             bulk = None
-            if isinstance(array, list) and array and array[0] == ReadData.KIND:
+            if array[0] == ReadData.KIND:
                 head = cbor.read_bytes_head(packet, end)
-                if head is None or head[0] != len(packet) - head[1] or head[0] > INLINE_BYTES:
+                if head is None or head[0] > min(INLINE_BYTES, len(packet) - head[1]):
                     raise InvalidReply("a read whose bytes don't fit their packet")
-                bulk = memoryview(bytes(packet[head[1] :]))
-            elif end != len(packet):
-                raise InvalidReply("something behind a message")
+                end = head[1] + head[0]
+                bulk = memoryview(bytes(packet[head[1] : end]))
         except cbor.NeedMore:
             raise InvalidReply("a message that is cut off") from None
         except ProtocolError as exc:
             raise InvalidReply(str(exc)) from exc
-        if not isinstance(array, list):
-            raise InvalidReply("a message that is no array")
         self.owner.reply(self, array, raw, bulk)
+        return end
 
     async def _watch(self) -> None:
         """End the process when one command has run for too long, or when it does not become ready."""

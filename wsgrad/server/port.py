@@ -47,6 +47,11 @@ class Owner(Protocol):
 
     def reply(self, port: Port, array: list[object], raw: bytes, bulk: memoryview | None) -> None: ...
 
+    def hold_back(self) -> None:
+        """Let what is owed to the client gather until `let_go`, so that it goes out in one piece."""
+
+    def let_go(self) -> None: ...
+
     def later(self) -> None:
         """Ask for a turn of the queue soon: the port takes more now."""
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
 
 from wsgrad.errors import CompileError, DeviceLost, ProtocolError, Timeout, WsgradError, error_code, error_from_wire
 from wsgrad.server.intake import Intake, Submitted, Waiting
+from wsgrad.server.landing import Landing
 from wsgrad.server.outstanding import ANSWER_NBYTES, InvalidReply, Outstanding, Sent
 from wsgrad.server.port import Loss, Port, renumber
 from wsgrad.server.submission import SLICE, check_batch, check_launches, lost_upload, refusal
@@ -96,8 +97,7 @@ class Queue:
         self._opening = 0
         self._pending: deque[_Item] = deque()
         self._compiling: dict[int, ProgramEntry] = {}
-        self._announced = 0
-        self._given = _NOTHING
+        self._landing = Landing()
         self._port: Port | None = None
         self._open_port(0)
 
@@ -126,30 +126,18 @@ class Queue:
         }
 
     def destination(self, nbytes: int) -> memoryview | None:
-        """Where a chunk that is about to be received should go: into the node's ring, if the next slot is free for it.
-
-        What was received together with its beginning was not submitted yet, perhaps even the upload it belongs to: that
-        is checked later, and a slot is given only to a chunk that is the next to be submitted.
+        """Where a chunk that is about to be received should go; None for memory of its own.
 
         Raises:
             ProtocolError: there is no credit for it, or it has no right size.
         """
         self._in.check_chunk(nbytes)
-        self._announced += 1
-        if self._announced > 1 or self._in.waiting or self._port is None or self.state is State.LOST:
-            return None
-        slot = self._port.next_slot()
-        if slot is not None:
-            self._given = slot[:nbytes]
-            return self._given
-        return None
+        ready = not self._in.waiting and self.state is not State.LOST
+        return self._landing.place(self._port if ready else None, nbytes)
 
     def stop_receiving(self) -> bool:
         """The connection is over, no announced chunk will come. Returns whether one was on its way into a slot."""
-        receiving = self._announced > 0 and len(self._given) > 0
-        self._announced = 0
-        self._given = _NOTHING
-        return receiving
+        return self._landing.stop()
 
     def submit(self, message: Submitted, raw: bytes, bulk: memoryview | None) -> None:
         """Take what the client sent.
@@ -158,7 +146,7 @@ class Queue:
             ProtocolError: it breaks the rules of a queue, or holds more than a queue may.
         """
         if type(message) is Chunk:
-            self._announced = max(0, self._announced - 1)
+            self._landing.submitted()
         now = self._in.admit(message, raw, _NOTHING if bulk is None else bulk)
         if now is None:
             self.session.later(self)
@@ -276,9 +264,7 @@ class Queue:
     def _chunk(self, message: Chunk, bulk: memoryview) -> None:
         upload = self._in.chunk(message, len(bulk))
         self.session.statistics.uploaded += len(bulk)
-        in_place = self._given is bulk
-        if in_place:
-            self._given = _NOTHING
+        in_place = self._landing.take(bulk)
         if upload.refused or self._port is None or self.state is State.LOST:
             self._give_credit(1)
             return
@@ -350,6 +336,14 @@ class Queue:
     def later(self) -> None:
         """The way to the node takes more now."""
         self.session.later(self)
+
+    def hold_back(self) -> None:
+        """Several replies come at once."""
+        self.session.hold_back()
+
+    def let_go(self) -> None:
+        """They have come."""
+        self.session.let_go()
 
     def span(self) -> tuple[int, int]:
         """The last command that is acknowledged, and the last that was sent."""
@@ -490,7 +484,7 @@ class Queue:
             self._port = None
         self._pending.clear()
         self._compiling.clear()
-        self._given = _NOTHING
+        self._landing.forget()
         self._tables.clear()
         self.session.answers.give(self._out.restart(self._in.next - 1))
         self._in.forget()
