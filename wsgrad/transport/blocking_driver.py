@@ -218,6 +218,10 @@ class BlockingDriver:
                 if shield is not None:
                     shield.lower()
 
+    def release(self) -> None:
+        """Give back what is left once the daemon thread has ended after `abandon`."""
+        self._wakeup.close()
+
     def abandon(self) -> None:
         """The last reference to the server object went: the daemon thread ends the session. Takes no lock."""
         self.abandoned = True
@@ -391,7 +395,8 @@ class BlockingDriver:
         self._owner = self.leader = 0
         self._followers = []
         self.closed = True
-        self._daemon = Daemon(self)
+        self._daemon.close()
+        self._wakeup.close()
         if self.channel is not None:
             # Only this process's descriptor goes: to shut the connection down would cut the parent's.
             os.close(self.channel.detach())
