@@ -9,11 +9,13 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from wsgrad.errors import DeviceLost, Timeout
 from wsgrad.server.outstanding import InvalidReply
 from wsgrad.transport import cbor
 from wsgrad.transport.messages import SLOTS, Attach, Close, Credit, message_array
 
 if TYPE_CHECKING:
+    from wsgrad.errors import WsgradError
     from wsgrad.server.programs import Job
     from wsgrad.transport.messages import Message, Program, Slot
 
@@ -31,6 +33,14 @@ class Loss:
     cause: str
     number: int | None = None
     timed_out: bool = False
+
+    def error(self, device: str, program: str | None) -> WsgradError:
+        """What the client is told, who knows which program was running, if any."""
+        if self.timed_out:
+            who = "a command" if program is None else f"program {program!r}"
+            return Timeout(f"{who} {self.cause}; device.reopen() starts the device anew")
+        what = f"device {device!r} is lost" if program is None else f"program {program!r} ended the device"
+        return DeviceLost(f"{what}: {self.cause}; device.reopen() starts it anew")
 
 
 class Owner(Protocol):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
 
@@ -18,7 +17,7 @@ from wsgrad.server.intake import Intake, Submitted, Waiting
 from wsgrad.server.landing import Landing
 from wsgrad.server.outstanding import ANSWER_NBYTES, InvalidReply, Outstanding, Sent
 from wsgrad.server.port import Loss, Port, renumber
-from wsgrad.server.submission import SLICE, check_batch, check_launches, lost_upload, refusal
+from wsgrad.server.submission import SLICE, Load, Piece, check_batch, check_launches, lost_upload, refusal
 from wsgrad.server.tables import Tables
 from wsgrad.transport import cbor
 from wsgrad.transport.messages import (
@@ -60,25 +59,7 @@ class State(enum.Enum):
     CLOSED = "closed"
 
 
-@dataclass(slots=True)
-class _Load:
-    message: Program
-    source: memoryview
-    job: Job | None
-    nbytes: int
-
-
-@dataclass(slots=True)
-class _Piece:
-    """A chunk of an upload, in a slot, on its way to the node."""
-
-    transfer: int
-    offset: int
-    slot: int
-    bulk: memoryview
-
-
-_Item: TypeAlias = Sent | _Load | _Piece | Abort
+_Item: TypeAlias = Sent | Load | Piece | Abort
 
 
 class Queue:
@@ -252,7 +233,7 @@ class Queue:
         else:
             job = self.session.compile(source, message)
             job.when_done(partial(self._compiled, entry, message.program))
-        self._pending.append(_Load(message, waiting.bulk, job, waiting.nbytes))
+        self._pending.append(Load(message, waiting.bulk, job, waiting.nbytes))
 
     def _compiled(self, entry: ProgramEntry, program: int, job: Job) -> None:
         if job.binary is None:
@@ -269,7 +250,7 @@ class Queue:
             self._give_credit(1)
             return
         slot = self._port.take_chunk(bulk, in_place=in_place)
-        self._pending.append(_Piece(message.transfer, message.offset, slot, bulk))
+        self._pending.append(Piece(message.transfer, message.offset, slot, bulk))
 
     def _abort(self, message: Abort) -> None:
         upload = self._in.upload
@@ -302,13 +283,13 @@ class Queue:
                         return
                     port.send(item.head, item.bulk)
                     self._out.add(item)
-                case _Load():
+                case Load():
                     if item.job is not None and not item.job.done:
                         return
                     port.send_program(item.message, item.source, item.job)
                     number = item.message.number
                     self._out.add(Sent(number, number, item.nbytes, b""))
-                case _Piece():
+                case Piece():
                     port.send_chunk(item.transfer, item.offset, item.slot, item.bulk)
                 case Abort():
                     port.send(cbor.encode(message_array(item)))
@@ -372,19 +353,14 @@ class Queue:
             return
         match message:
             case Ack():
-                before = self._out.acked
-                done, freed = self._out.ack(message.number)
-                if message.number != before:
-                    self._in.held -= done
-                    self.session.answers.give(freed)
+                if self._acknowledged(message.number):
                     self._relay(port, raw)
-                    if self._in.waiting:
-                        self.session.later(self)
             case ReadData():
                 nbytes = 0 if bulk is None else len(bulk)
                 self.session.answers.give(self._out.read(message.number, nbytes))
                 seen = partial(self.session.answers.give, nbytes + ANSWER_NBYTES)
                 self._relay(port, raw, bulk, seen)
+                self._acknowledged(message.acked)
             case Result():
                 self.session.answers.give(self._out.result(message.number, message.value))
                 self._relay(port, raw, None, partial(self.session.answers.give, ANSWER_NBYTES))
@@ -411,6 +387,18 @@ class Queue:
             case _:
                 raise InvalidReply(f"a {type(message).__name__}, which no node sends")
 
+    def _acknowledged(self, number: int) -> bool:
+        """Whether that is news."""
+        before = self._out.acked
+        done, freed = self._out.ack(number)
+        if number == before:
+            return False
+        self._in.held -= done
+        self.session.answers.give(freed)
+        if self._in.waiting:
+            self.session.later(self)
+        return True
+
     def lost(self, port: Port, loss: Loss) -> None:
         """The node is gone."""
         if port is not self._port:
@@ -419,17 +407,11 @@ class Queue:
         number = loss.number if loss.number is not None and acked < loss.number <= sent else None
         program = None if number is None else self._out.program_of(number, self._tables)
         entry = None if program is None else self._tables.program(program)
-        if loss.timed_out:
-            who = "a command" if entry is None else f"program {entry.name!r}"
-            error: WsgradError = Timeout(f"{who} {loss.cause}; device.reopen() starts the device anew")
-        else:
-            what = f"device {self.device.id!r} is lost" if entry is None else f"program {entry.name!r} ended the device"
-            error = DeviceLost(f"{what}: {loss.cause}; device.reopen() starts it anew")
         details: dict[str, object] = {"operation": "launch", "program": entry.name} if entry is not None else {}
         opening = self._opening if self.state is State.OPENING else None
         if opening is None:
             opening = acked + 1 if number is None else number
-        self._lose(opening, error, details)
+        self._lose(opening, loss.error(self.device.id, None if entry is None else entry.name), details)
 
     def _opened(self, port: Port, message: Message) -> None:
         match message:

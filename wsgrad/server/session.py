@@ -114,6 +114,7 @@ class Session:
         self._hub = hub
         self._link = Link()
         self._queues: dict[int, Queue] = {}
+        self._unopened: set[int] = set()
         self._todo: dict[Queue, None] = {}
         self._work = trio.Event()
         self._nursery: trio.Nursery | None = None
@@ -253,6 +254,10 @@ class Session:
                 connection.send(cbor.encode(message_array(Seen(self._link.received))))
         self.statistics.received += received.nbytes
         match message:
+            case Batch() | Launches() | Program() | Chunk() | Abort() | Reopen() if message.queue in self._unopened:
+                pass  # said before the client heard that its device can't be opened
+            case Close() if message.queue in self._unopened:
+                self._unopened.discard(message.queue)
             case Batch() | Launches() | Program() | Chunk() | Abort() | Reopen():
                 self._queue(message.queue).submit(message, received.raw, received.bulk)
             case Seen():
@@ -313,6 +318,7 @@ class Session:
         return queue
 
     def _open(self, message: Open) -> None:
+        self._unopened.discard(message.queue)
         if message.queue in self._queues:
             raise ProtocolError(f"queue {message.queue} is open already")
         try:
@@ -322,6 +328,9 @@ class Session:
             if device is None:
                 raise DeviceError(f"there is no device {message.device[:200]!r}")
         except WsgradError as error:
+            if len(self._unopened) >= MAX_QUEUES:
+                raise ProtocolError(f"{MAX_QUEUES} devices could not be opened, and none was closed") from error
+            self._unopened.add(message.queue)
             details: dict[str, object] = {"operation": "open", "lost": True}
             self.push(cbor.encode(message_array(Failed(message.queue, 0, error_code(error), str(error), details))))
             return

@@ -16,8 +16,10 @@ from wsgrad.transport.commands import Download, Launch, Read, Upload, parse_comm
 from wsgrad.transport.messages import MAX_WORDS_BYTES, Batch, Fail, Launches, message_array
 
 if TYPE_CHECKING:
+    from wsgrad.server.programs import Job
     from wsgrad.server.tables import Tables
     from wsgrad.transport.commands import Command
+    from wsgrad.transport.messages import Program
 
 SLICE: Final = 64
 """Commands that are checked before others get a turn."""
@@ -44,6 +46,26 @@ class Checked:
     downloads: list[Transfer] = field(default_factory=list)
     upload: Incoming | None = None
     refused: int = 0
+
+
+@dataclass(slots=True)
+class Load:
+    """A program on its way to the node; `job` compiles it where the node can't."""
+
+    message: Program
+    source: memoryview
+    job: Job | None
+    nbytes: int
+
+
+@dataclass(slots=True)
+class Piece:
+    """A chunk of an upload, in a slot, on its way to the node."""
+
+    transfer: int
+    offset: int
+    slot: int
+    bulk: memoryview
 
 
 def slices(batch: Batch) -> list[Batch]:
