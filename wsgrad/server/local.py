@@ -7,6 +7,7 @@ port, whatever happens, and its exit status becomes the reason that the client i
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 from collections import deque
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 _PACKET_NBYTES: Final = (1 << 17) + 64
 _PACKETS: Final = 8
 """Packets of one node that are worked off before others get a turn."""
+_EXPECT_SECONDS: Final = 200e-6
+"""How long everybody waits for the answer of a node that was idle; a turn of the event loop costs about as much."""
 _END_SECONDS: Final = 2.0
 _OPEN_SECONDS: Final = 30.0
 _WHAT: Final = {
@@ -94,6 +97,7 @@ class LocalPort(Port):
         self._downloaded = 0
         self._socket, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
+        self._buffer = memoryview(bytearray(_PACKET_NBYTES))
         self._backlog: deque[_Packet] = deque()
         self._writable = trio.Event()
         self._process: NodeProcess | None = None
@@ -219,14 +223,18 @@ class LocalPort(Port):
             try:
                 await self._read()
             except InvalidReply as error:
-                self._loss = Loss(f"its node sent an invalid reply: {error}", self._ring.progress()[0])
-                self._process.kill()
+                self._refuse(error)
             nursery.cancel_scope.cancel()
         if self._loss is None:
             # Closing its socket is the last that a process does, so its status is not far.
             with trio.move_on_after(_END_SECONDS):
                 await self._process.ended.wait()
             self._loss = Loss(describe_status(self._process.status), self._ring.progress()[0])
+
+    def _refuse(self, error: InvalidReply) -> None:
+        self._loss = Loss(f"its node sent an invalid reply: {error}", self._ring.progress()[0])
+        assert self._process is not None  # it has said something
+        self._process.kill()
 
     async def _clean_up(self) -> None:
         if self._process is not None:
@@ -243,21 +251,31 @@ class LocalPort(Port):
 
     async def _read(self) -> None:
         sock = self._socket
-        buffer = memoryview(bytearray(_PACKET_NBYTES))
         while True:
             await trio.lowlevel.wait_readable(sock)
             for _ in range(_PACKETS):
                 try:
-                    nbytes = sock.recv_into(buffer)
+                    nbytes = sock.recv_into(self._buffer)
                 except BlockingIOError:
                     break
                 except OSError:
                     return
                 if not nbytes:
                     return
-                self._packet(buffer[:nbytes])
+                self._packet(self._buffer[:nbytes])
                 if self.closed:
                     return
+
+    def expect_answer(self) -> None:
+        sock = self._socket
+        if not self._backlog and select.select((sock,), (), (), _EXPECT_SECONDS)[0]:
+            try:
+                nbytes = sock.recv_into(self._buffer)
+                self._packet(self._buffer[:nbytes])
+            except OSError:
+                pass  # the reader sees it too
+            except InvalidReply as error:
+                self._refuse(error)
 
     def _packet(self, packet: memoryview) -> None:
         """Work off the messages of one packet; what they make the session send goes out together."""

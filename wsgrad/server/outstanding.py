@@ -80,6 +80,11 @@ class Outstanding:
         self._last_failed = -1
         self._idle_acks = 0
 
+    @property
+    def reading(self) -> bool:
+        """Whether the data of a read is still to come."""
+        return bool(self._reads)
+
     def restart(self, number: int) -> int:
         """Forget all that was sent: all up to `number` counts as done. Returns the bytes that answers had reserved."""
         freed = sum(nbytes + ANSWER_NBYTES for _, nbytes in self._reads) + len(self._timed) * ANSWER_NBYTES

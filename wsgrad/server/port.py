@@ -126,6 +126,9 @@ class Port(ABC):
         if not self.closed:
             self._send(head if self.number == self.owner.number else renumber(head, self.number), bulk)
 
+    def expect_answer(self) -> None:  # noqa: B027  # most ways to a node take longer than it pays to wait
+        """An idle node has been asked for something small: take its answer at once if it comes at once."""
+
     def send_message(self, message: Message) -> None:
         """Send a message made here, with this port's number in it."""
         if not self.closed:

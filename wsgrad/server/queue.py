@@ -132,8 +132,11 @@ class Queue:
         if now is None:
             self.session.later(self)
         else:
+            idle = self._out.acked == self._out.sent
             self._process(now)
             self.pump()
+            if idle and self._out.reading and not self._pending and self._port is not None:
+                self._port.expect_answer()
 
     def work(self) -> None:
         """Go on with what waits, for a moment; asks the session for another turn if need be."""
