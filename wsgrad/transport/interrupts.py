@@ -1,8 +1,8 @@
 """Holds signals back while the main thread is inside a driver, so that no frame and no bookkeeping is torn.
 
 Python runs a signal's handler between any two steps of the main thread, and the one for Ctrl-C raises
-KeyboardInterrupt right there. A `Shield` puts a handler in its place that only takes a note and wakes whoever waits; the note is delivered
-to the handler before at a moment when nothing is half done.
+KeyboardInterrupt right there. A `Shield` puts a handler in its place that only takes a note and wakes whoever waits;
+the note is delivered to the handler before at a moment when nothing is half done.
 """
 
 from __future__ import annotations
