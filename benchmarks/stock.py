@@ -1,4 +1,4 @@
-"""Stock trio-websocket with its defaults and CBOR messages of 1 MiB, in two processes: what a straightforward program would reach.
+"""Stock trio-websocket with its defaults and CBOR messages of 1 MiB: what a straightforward program would reach.
 
 The second reference of `benchmarks.transport`. Nothing of wsgrad is used here.
 """
