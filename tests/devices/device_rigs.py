@@ -60,6 +60,11 @@ def memfd(data: bytes):
         os.close(fd)
 
 
+def acknowledged(message):
+    """The last command that a reply says has run."""
+    return message.number if isinstance(message, m.Ack) else message.acked
+
+
 class Rig:
     """The server's end of one queue. What a kind of node does in its own way is below, in the classes of its name."""
 
@@ -75,7 +80,7 @@ class Rig:
         """The next message of a kind, with its bulk where it has one."""
         while True:
             received = self.receive()
-            assert received is not None, f"the node left instead of sending {kind.__name__}"
+            assert received is not None, f"the node left instead of sending {kind}"
             message, bulk = received
             if isinstance(message, m.Credit):
                 self.upload_credit += message.slots
@@ -94,7 +99,7 @@ class Rig:
         """Wait until everything so far has run; the messages that came meanwhile."""
         before = len(self.received)
         last = self.number
-        self.wait_for(m.Ack, lambda message: message.number >= last)
+        self.wait_for(m.Ack | m.ReadData, lambda message: acknowledged(message) >= last)
         return [message for message, _ in self.received[before:]]
 
     def run(self, *commands):
@@ -111,8 +116,9 @@ class Rig:
 
     def read(self, buffer, nbytes, offset=0):
         number = self.batch(c.Read(buffer, offset, nbytes))
-        _, bulk = self.wait_for(m.ReadData, lambda message: message.number == number)
-        self.wait_for(m.Ack, lambda message: message.number >= number)
+        message, bulk = self.wait_for(m.ReadData, lambda message: message.number == number)
+        if message.acked < number:
+            self.wait_for(m.Ack, lambda message: message.number >= number)
         return bytes(bulk)
 
     def read_as(self, layout, buffer, offset=0):
@@ -291,6 +297,7 @@ class ProcessRig(LoadingRig):
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._slot = 0
         self._status = None
+        self._rest = b""
         serial = zygote.next_serial()
         with theirs:
             zygote.send(["node", serial, {}], theirs.fileno(), self.ring.fd)
@@ -310,23 +317,28 @@ class ProcessRig(LoadingRig):
 
     def receive(self):
         """The next message and its bulk; None when the node has left."""
-        ready, _, _ = select.select([self.socket], [], [], PATIENCE_SECONDS)
-        assert ready, "the node does not answer"
-        try:
-            packet = self.socket.recv(1 << 18)
-        except ConnectionResetError:
-            return None
-        if not packet:
-            return None
+        if not self._rest:
+            ready, _, _ = select.select([self.socket], [], [], PATIENCE_SECONDS)
+            assert ready, "the node does not answer"
+            try:
+                self._rest = self.socket.recv(1 << 18)
+            except ConnectionResetError:
+                return None
+            if not self._rest:
+                return None
+        packet = self._rest
         end = cbor.scan(packet)
+        message = m.parse_message(cbor.decode(packet[:end]))
         bulk = None
-        if end < len(packet):
+        if message.KIND in m.BULK_KINDS:
             nbytes, start = cbor.read_bytes_head(packet, end)
-            bulk = packet[start : start + nbytes]
-        return m.parse_message(cbor.decode(packet[:end])), bulk
+            end = start + nbytes
+            bulk = packet[start:end]
+        self._rest = packet[end:]
+        return message, bulk
 
     def silent(self):
-        return not select.select([self.socket], [], [], 0)[0]
+        return not self._rest and not select.select([self.socket], [], [], 0)[0]
 
     def send_chunk(self, transfer, offset, data):
         slot = UPLOAD_SLOTS[self._slot]

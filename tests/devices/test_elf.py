@@ -144,6 +144,14 @@ def test_a_wrong_part_is_named(program, field, value, words):
         elf.parse(bytes(changed))
 
 
+def test_a_relocation_for_a_symbol_without_a_name_is_refused(program):
+    offset = program.index(struct.pack("<QQ", 7, 1 << 32 | 7)[8:])
+    changed = bytearray(program)
+    struct.pack_into("<Q", changed, offset, 7)
+    with pytest.raises(CompileError, match="symbol without a name"):
+        elf.parse(bytes(changed))
+
+
 def try_to_load(data):
     """Load or refuse; nothing else may happen. It is not called, since its code may be anything."""
     with contextlib.suppress(CompileError, OSError):

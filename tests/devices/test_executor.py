@@ -133,8 +133,7 @@ def test_an_error_stops_the_queue_until_it_is_cleared(rig):
     rig.run(c.Clear(bad + 1), c.Write(1, 0, b"abcd"))
     rig.run(c.Clear(bad))
     assert rig.read(1, 4) == bytes(4)
-    assert failures(rig.run(c.Read(3, 0, 4)))[0].message.startswith("there is no buffer 3")
-    rig.run(c.Clear(rig.number))
+    assert rig.read(3, 4) == bytes(4)
     assert "no buffer 2" in failures(rig.run(c.Read(2, 0, 4)))[0].message
 
 

@@ -37,11 +37,14 @@ class Server:
         return self.hub._sessions[client.welcome.key]
 
     @asynccontextmanager
-    async def client(self, *, key=None, received=0, port=None, link=None):
-        """A connected client that has said hello."""
-        stream = await trio.open_tcp_stream("127.0.0.1", port or self.port)
+    async def client(self, *, key=None, link=None, queues=()):
+        """A connected client that has said hello; with key, link and queues of another it goes on with its session."""
+        stream = await trio.open_tcp_stream("127.0.0.1", self.port)
         connection = TrioConnection.from_stream(stream, client=True, max_bulk=1 << 20)
         client = Client(connection, link)
+        for queue in queues:
+            client.queues[queue.number] = queue
+            queue.client = client
         async with trio.open_nursery() as nursery:
             await nursery.start(client.run)
             connection.send(encode(m.message_array(m.Hello(1, "test", key, client.link.received, {}))))
@@ -109,6 +112,9 @@ class Client:
             self.queues[message.queue].credit += message.slots
         if isinstance(message, m.Ack):
             self.queues[message.queue].acked = message.number
+        if isinstance(message, m.ReadData):
+            queue = self.queues[message.queue]
+            queue.acked = max(queue.acked, message.acked)
         self._kept.append((message, None if received.bulk is None else bytes(received.bulk)))
         self._news.set()
 

@@ -190,10 +190,7 @@ async def test_order_and_events_survive_a_dropped_connection(server):
         b.batch(c.Alloc(1, 4), c.Wait(1), c.Write(1, 0, b"late"))
         a.batch(c.Alloc(1, 1))
         await a.done()
-    link_received = link.received
-    async with server.client(key=key, link=link, received=link_received) as again:
-        again.queues = {1: a, 2: b}
-        a.client = b.client = again
+    async with server.client(key=key, link=link, queues=(a, b)):
         a.batch(c.Signal(1))
         with trio.fail_after(10):
             assert await b.read(1, 0, 4) == b"late"

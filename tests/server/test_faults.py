@@ -185,7 +185,7 @@ FORGED = {
     "a compile": [m.Compiled(1, 7, True, "")],
     "no message": [b"\xff\xff"],
     "a message cut off": [b"\x83\x18"],
-    "two messages": [b"\x81\x08\x81\x08"],
+    "a good message and a bad one in one packet": [encode(m.message_array(m.Ack(1, 2))) + b"\x81\x08"],
     "no array": [b"\x01"],
     "an unknown kind": [b"\x82\x18\x63\x01"],
     "nothing but repeated acks": [m.Ack(1, 2)] * 1100,

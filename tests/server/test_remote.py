@@ -209,7 +209,7 @@ async def test_a_node_with_malformed_devices_is_refused(server, device):
         (m.Ack(1, 50), None),
         (m.Ack(99, 1), None),
         (m.Result(1, 1, 2.0), None),
-        (m.ReadData(1, 1), b"data"),
+        (m.ReadData(1, 1, 0), b"data"),
         (m.Chunk(1, 4, 0), bytes(100)),
         (m.Slot(1, 4, 0, 4, 100), None),
         (m.Credit(1, 4), None),

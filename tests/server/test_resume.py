@@ -190,10 +190,8 @@ async def test_bytes_of_an_old_connection_that_come_late_land_nowhere(cache):
         while outgoing := link.pop():
             sent.append(b"".join(half.encode(outgoing.head, outgoing.bulk)))
         await stream.send_all(b"".join(sent)[: 1 << 19])
-        await eventually(lambda: session._queues[1]._announced == 1)
-        async with server.client(key=old.welcome.key, link=link) as new:
-            new.queues = {1: queue}
-            queue.client = new
+        await eventually(lambda: session._queues[1]._feed._announced == 1)
+        async with server.client(key=old.welcome.key, link=link, queues=[queue]) as new:
             for start in range(1 << 20, len(data), 1 << 20):
                 new.send(m.Chunk(1, 1, start), data[start : start + (1 << 20)])
             queue.credit = 0
@@ -232,9 +230,7 @@ async def test_results_wait_for_a_client_that_is_away(cache):
             with trio.fail_after(5):
                 while client.link:
                     await trio.lowlevel.checkpoint()
-        async with server.client(key=client.welcome.key, link=client.link) as again:
-            again.queues = {1: queue}
-            queue.client = again
+        async with server.client(key=client.welcome.key, link=client.link, queues=[queue]) as again:
             _, data = await again.next(m.ReadData, where=lambda message: message.number > number)
             assert data == b"\7\7"
             size = 0

@@ -54,12 +54,10 @@ async def test_the_newest_connection_wins(server):
         queue = await old.open()
         queue.batch(c.Alloc(1, 4), c.Write(1, 0, b"kept"))
         await queue.done()
-        async with server.client(key=old.welcome.key, link=old.link) as new:
+        async with server.client(key=old.welcome.key, link=old.link, queues=[queue]):
             closed = await old.wait_closed()
             assert closed.code == 1008
             assert "another connection" in closed.reason
-            new.queues = {1: queue}
-            queue.client = new
             assert await queue.read(1, 0, 4) == b"kept"
     assert server.hub.statistics.resumes == 1
 

@@ -23,7 +23,7 @@ from wsgrad.client.caller import caller_line
 from wsgrad.client.handle import Handle
 from wsgrad.client.program import BaseProgram
 from wsgrad.client.recorders import OPEN, recorder_of, refuse
-from wsgrad.errors import DeviceError
+from wsgrad.errors import DeviceError, OutOfMemory
 from wsgrad.transport.commands import Alloc
 from wsgrad.transport.messages import INLINE_BYTES
 
@@ -42,6 +42,8 @@ T = TypeVar("T")
 B = TypeVar("B", bound=BaseBuffer)
 P = TypeVar("P", bound=BaseProgram)
 D = TypeVar("D", bound="BaseDevice[Any, Any]")
+
+_MAX_NBYTES = (1 << 53) - 1  # what the protocol can say
 
 
 class Devices(Sequence[D]):
@@ -322,11 +324,15 @@ class BaseDevice(ABC, Generic[B, P]):
         return queue
 
     def _alloc(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> B:
-        queue = self._usable_queue()
-        recorder = recorder_of(self) if OPEN else None
         nbytes = dtype.itemsize
         for size in shape:
             nbytes *= size
+        if nbytes > _MAX_NBYTES:
+            raise OutOfMemory(
+                f"a buffer of shape {shape} and dtype {dtype} would have {nbytes} bytes, more than any device has"
+            )
+        queue = self._usable_queue()
+        recorder = recorder_of(self) if OPEN else None
         identity = queue.life.buffers.take()
         handle = Handle(identity, queue.life, nbytes=nbytes)
         queue.command(Alloc(identity, nbytes), line=self._line())

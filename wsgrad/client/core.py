@@ -226,7 +226,7 @@ class Session:
         message = parse_message(head)
         self._parsed = (head, message)
         match message:
-            case ReadData(number, answered):
+            case ReadData(number, answered, _):
                 queue = self._queues.get(number)
                 return queue.pending.read_destination(answered, nbytes) if queue is not None else None
             case Chunk(number, transfer, offset):
@@ -299,9 +299,11 @@ class Session:
                 raise ProtocolError(f"the server sent {type(message).__name__} for queue {number}, which isn't open")
             return  # of a queue that was closed meanwhile
         match message:
-            case ReadData(_, answered):
+            case ReadData(_, answered, last):
                 assert bulk is not None
                 queue.pending.on_read_data(answered, bulk)
+                queue.on_ack(last)
+                self._settle_conditions()
             case Ack(_, last):
                 queue.on_ack(last)
                 self._settle_conditions()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from wsgrad.errors import LimitExceeded
 
 if TYPE_CHECKING:
+    from wsgrad.client.handle import Reference
     from wsgrad.client.waits import Failure
 
 
@@ -68,16 +69,29 @@ class Life:
 
     Attributes:
         dead: what ended it, or None.
-        freed: ids whose last reference went: a buffer's id, or the complement of a program's. Only appended to by
-            finalizers, which may run anywhere, in any thread.
+        freed: what handles left behind when their last reference went. Only appended to, by callbacks that may run
+            anywhere, in any thread.
+        handles: what handles will leave behind, by its key: a weak reference works only while somebody holds it.
         buffers: ids of buffers and views.
         programs: ids of programs.
     """
 
-    __slots__ = ("__weakref__", "buffers", "dead", "freed", "programs")
+    __slots__ = ("__weakref__", "buffers", "dead", "freed", "handles", "programs")
 
     def __init__(self, *, max_buffers: int, max_programs: int) -> None:
         self.dead: Failure | None = None
-        self.freed: deque[int] = deque()
+        self.freed: deque[Reference] = deque()
+        self.handles: dict[int, Reference] = {}
         self.buffers = Ids(max_buffers, "buffers and views", "--max-buffers")
         self.programs = Ids(max_programs, "programs", "--max-programs")
+
+    def take_freed(self) -> list[int]:
+        """The keys of the handles that were given back since the last time."""
+        keys = []
+        for _ in range(len(self.freed)):
+            reference = self.freed.popleft()
+            # Freed by hand and then collected, it comes twice.
+            if self.handles.get(reference.key) is reference:
+                del self.handles[reference.key]
+                keys.append(reference.key)
+        return keys

@@ -273,13 +273,11 @@ class Queue:
 
     def flush(self) -> None:
         """Put everything issued so far, frees included, into messages and send what may be sent."""
-        freed = self.life.freed
-        # Counted before the launches are taken: a launch precedes the free of its arguments.
-        count = len(freed)
+        # Taken before the launches are: a launch precedes the free of its arguments.
+        freed = self.life.take_freed() if self.life.freed else ()
         if self.launches:
             self._take_launches()
-        for _ in range(count):
-            identity = freed.popleft()
+        for identity in freed:
             if identity >= 0:
                 self.life.buffers.freed(identity, self.command(Free(identity)))
             else:

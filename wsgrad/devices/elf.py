@@ -234,6 +234,8 @@ class _Reader:
                     raise _fail("has a relocation for a symbol that does not exist")
                 name, _, section, value = self._symbols[index]
                 extra = addend if kind in take_symbol_and_add else 0
+                if section == 0 and not name:
+                    raise _fail("has a relocation for a symbol without a name")
                 if section == 0:
                     yield Relocation(address, name, extra)
                 elif section >= 0xFF00:

@@ -1,7 +1,8 @@
 """Turns the messages of one queue into runtime calls, in order, and answers them; knows no socket and no process.
 
-A failing command stops its queue: later ones are dropped until the client's `Clear`, only frees and programs still
-count. A download that has no credit holds the queue, so what arrives meanwhile waits here; the peer bounds how much.
+A failing command stops its queue: later ones are dropped until the client's `Clear`; only what makes and frees
+buffers, views and programs still counts. A download that has no credit holds the queue, so what arrives meanwhile
+waits here; the peer bounds how much.
 """
 
 from __future__ import annotations
@@ -232,7 +233,9 @@ class Executor:
                     self._reply(m.Result(self._queue, number, seconds), None)
             case c.Read():
                 memory, offset = self._ranges.place(command.buffer, command.offset, command.nbytes)
-                self._reply(m.ReadData(self._queue, number), runtime.read(memory, offset, command.nbytes))
+                data = runtime.read(memory, offset, command.nbytes)
+                self._done = self._acked = number
+                self._reply(m.ReadData(self._queue, number, number), data)
             case c.Write():
                 memory, offset = self._ranges.place(command.buffer, command.offset, len(command.data))
                 runtime.write(memory, offset, command.data)
@@ -272,6 +275,10 @@ class Executor:
                 self._ranges.free(command.buffer)
             case c.Drop():
                 self._runtime.drop(command.program)
+            case c.Alloc() | c.View():
+                # The client holds an object for it, and goes on using that once it has raised the error.
+                with contextlib.suppress(WsgradError, MemoryError):
+                    self._run(number, command)
             case c.Clear() if command.error == self._error:
                 self._error = None
             case c.Upload() if command.nbytes:

@@ -1,7 +1,8 @@
 """The local node process: one queue on the cpu runtime, over its socket and ring; confined before it runs anything.
 
-One message a packet, as in `docs/protocol.md`. The peer is the server that started this process, so what it sends is
-checked for shape only; a message that breaks the rules ends the process, which the server sees as a lost device.
+The server sends one message a packet, the node one or more, as in `docs/protocol.md`. The peer is the server that
+started this process, so what it sends is checked for shape only; a message that breaks the rules ends the process,
+which the server sees as a lost device.
 """
 
 from __future__ import annotations
@@ -54,19 +55,32 @@ class RingOutlet(Outlet):
         self._next = (self._next + 1) % len(DOWNLOAD_SLOTS)
         self._credit -= 1
         self._send(m.Slot(self._queue, transfer, offset, slot, nbytes), None)
+        self._send.flush()
 
 
 class _Sender:
-    """Writes messages to the socket, each as one packet."""
+    """Writes messages to the socket. An answer waits for the one behind it, never for the next command's run.
+
+    A read's data and its acknowledgement thus are one packet, which wakes the server once and not twice.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
+        self._held = b""
 
     def __call__(self, message: m.Message, bulk: bytes | None) -> None:
         packet = cbor.encode(m.message_array(message))
         if bulk is not None:
             packet += cbor.bytes_head(len(bulk)) + bulk
-        self._socket.send(packet)
+        if len(self._held) + len(packet) > PACKET_BYTES:
+            self.flush()
+        self._held += packet
+
+    def flush(self) -> None:
+        """Send what was held back."""
+        if self._held:
+            self._socket.send(self._held)
+            self._held = b""
 
 
 class Receiver:
@@ -136,15 +150,21 @@ def _serve(sock: socket.socket, ring_fd: int, native: Native, options: Mapping[s
     confine.seal_node(required=required)
     send = _Sender(sock)
     runtime = CpuRuntime(native, memory_bytes=memory, threads=threads, step_address=ring.step_address)
+
+    def progress(number: int, step: int) -> None:
+        send.flush()
+        ring.set_progress(number, True, step)
+
     executor = Executor(
         attach.queue,
         runtime,
         reply=send,
         outlet=RingOutlet(ring, attach.queue, send),
-        progress=lambda number, step: ring.set_progress(number, True, step),
+        progress=progress,
     )
     send(m.Result(attach.queue, 0, runtime.describe()), None)
     while True:
+        send.flush()
         ring.set_progress(0, False)
         received = receiver.receive()
         if received is None:

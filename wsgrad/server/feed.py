@@ -82,6 +82,7 @@ class Feed:
         self._replayed = 0
         self._offset = 0
         self._given = _NOTHING
+        self._announced = 0
 
     def __bool__(self) -> bool:
         """Whether something waits."""
@@ -133,13 +134,28 @@ class Feed:
 
     # -- chunks of a client's uploads
 
-    def give_slot(self, nbytes: int) -> memoryview | None:
-        """Where a chunk that is about to come may be received, if a slot is free and no transfer needs it."""
-        slot = None if self.receives or self.port is None else self.port.next_slot()
+    def announce(self, nbytes: int, *, ready: bool) -> memoryview | None:
+        """Where a chunk that is about to come may be received, if a slot is free and no transfer needs it.
+
+        What came with its beginning was not worked off yet, perhaps not even the upload that it belongs to, so nothing
+        can be checked. Only one slot is given at a time, and to the chunk that comes next: slots are taken in order.
+        """
+        self._announced += 1
+        free = ready and self._announced == 1 and not self.receives
+        slot = self.port.next_slot() if free and self.port is not None else None
         if slot is None:
             return None
         self._given = slot[:nbytes]
         return self._given
+
+    def submitted(self) -> None:
+        """An announced chunk is here; one that came with the message that opened its queue was not announced."""
+        self._announced = max(0, self._announced - 1)
+
+    def stop_receiving(self) -> bool:
+        """The connection is over, no announced chunk will come. Returns whether one was on its way into a slot."""
+        announced, self._announced = self._announced, 0
+        return self.take_back() and announced > 0
 
     def take_back(self) -> bool:
         """No chunk will come into the slot that was given. Returns whether there was one."""

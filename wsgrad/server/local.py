@@ -7,6 +7,7 @@ port, whatever happens, and its exit status becomes the reason that the client i
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 from collections import deque
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 _PACKET_NBYTES: Final = (1 << 17) + 64
 _PACKETS: Final = 8
 """Packets of one node that are worked off before others get a turn."""
+_EXPECT_SECONDS: Final = 200e-6
+"""How long everybody waits for the answer of a node that was idle; a turn of the event loop costs about as much."""
 _END_SECONDS: Final = 2.0
 _OPEN_SECONDS: Final = 30.0
 _WHAT: Final = {
@@ -93,6 +96,7 @@ class LocalPort(Port):
         self._downloaded = 0
         self._socket, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
+        self._buffer = memoryview(bytearray(_PACKET_NBYTES))
         self._backlog: deque[_Packet] = deque()
         self._writable = trio.Event()
         self._process: NodeProcess | None = None
@@ -216,16 +220,18 @@ class LocalPort(Port):
             try:
                 await self._read()
             except InvalidReply as error:
-                self._loss = Loss(
-                    f"its node sent an invalid reply: {error}", self._ring.progress()[0], self._ring.step()
-                )
-                self._process.kill()
+                self._refuse(error)
             nursery.cancel_scope.cancel()
         if self._loss is None:
             # Closing its socket is the last that a process does, so its status is not far.
             with trio.move_on_after(_END_SECONDS):
                 await self._process.ended.wait()
             self._loss = Loss(describe_status(self._process.status), self._ring.progress()[0], self._ring.step())
+
+    def _refuse(self, error: InvalidReply) -> None:
+        self._loss = Loss(f"its node sent an invalid reply: {error}", self._ring.progress()[0], self._ring.step())
+        assert self._process is not None  # it has said something
+        self._process.kill()
 
     async def _clean_up(self) -> None:
         if self._process is not None:
@@ -242,46 +248,71 @@ class LocalPort(Port):
 
     async def _read(self) -> None:
         sock = self._socket
-        buffer = memoryview(bytearray(_PACKET_NBYTES))
         while True:
             await trio.lowlevel.wait_readable(sock)
             for _ in range(_PACKETS):
                 try:
-                    nbytes = sock.recv_into(buffer)
+                    nbytes = sock.recv_into(self._buffer)
                 except BlockingIOError:
                     break
                 except OSError:
                     return
                 if not nbytes:
                     return
-                moved = self._packet(buffer[:nbytes])
+                moved = self._packet(self._buffer[:nbytes])
                 if self.closed:
                     return
                 if moved:
                     break
 
+    def expect_answer(self) -> None:
+        sock = self._socket
+        if not self._backlog and select.select((sock,), (), (), _EXPECT_SECONDS)[0]:
+            try:
+                nbytes = sock.recv_into(self._buffer)
+                self._packet(self._buffer[:nbytes])
+            except OSError:
+                pass  # the reader sees it too
+            except InvalidReply as error:
+                self._refuse(error)
+
     def _packet(self, packet: memoryview) -> bool:
-        """Hand on one packet; whether it stood for bulk, which takes so long to move that others get a turn."""
+        """Work off the messages of one packet; what they make the session send goes out together.
+
+        Returns whether one of them stood for bulk, which takes so long to move that others get a turn.
+        """
+        self.owner.hold_back()
+        moved = False
         try:
-            end = cbor.scan(packet)
-            raw = bytes(packet[:end])
+            start = 0
+            while start < len(packet) and not self.closed:
+                start, bulk = self._message(packet, start)
+                moved = moved or bulk
+        finally:
+            self.owner.let_go()
+        return moved
+
+    def _message(self, packet: memoryview, start: int) -> tuple[int, bool]:
+        """Work off the message at `start`; returns where the next one begins, and whether it stood for bulk."""
+        try:
+            end = cbor.scan(packet, start)
+            raw = bytes(packet[start:end])
             array = cbor.decode_scanned(raw)
+            if not isinstance(array, list) or not array:
+                raise InvalidReply("a message that is no array")
             bulk = None
-            if isinstance(array, list) and array and array[0] == ReadData.KIND:
+            if array[0] == ReadData.KIND:
                 head = cbor.read_bytes_head(packet, end)
-                if head is None or head[0] != len(packet) - head[1] or head[0] > INLINE_BYTES:
+                if head is None or head[0] > min(INLINE_BYTES, len(packet) - head[1]):
                     raise InvalidReply("a read whose bytes don't fit their packet")
-                bulk = memoryview(bytes(packet[head[1] :]))
-            elif end != len(packet):
-                raise InvalidReply("something behind a message")
+                end = head[1] + head[0]
+                bulk = memoryview(bytes(packet[head[1] : end]))
         except cbor.NeedMore:
             raise InvalidReply("a message that is cut off") from None
         except ProtocolError as exc:
             raise InvalidReply(str(exc)) from exc
-        if not isinstance(array, list):
-            raise InvalidReply("a message that is no array")
         self.owner.reply(self, array, raw, bulk)
-        return bool(array) and array[0] == Slot.KIND
+        return end, array[0] == Slot.KIND
 
     async def _watch(self) -> None:
         """End the process when one command has run for too long, or when it does not become ready."""

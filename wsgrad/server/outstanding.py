@@ -82,11 +82,18 @@ class Outstanding:
         self._last_failed = -1
         self._idle_acks = 0
 
+    @property
+    def reading(self) -> bool:
+        """Whether the data of a read is still to come."""
+        return bool(self._reads)
+
     def restart(self, number: int) -> int:
-        """Forget everything: all up to `number` counts as done. Returns the bytes that answers had reserved."""
+        """Forget all that was sent: all up to `number` counts as done. Returns the bytes that answers had reserved."""
         freed = sum(nbytes + ANSWER_NBYTES for _, nbytes in self._reads) + len(self._timed) * ANSWER_NBYTES
-        for kept in (self._messages, self._reads, self._timed, self.downloads):
+        for kept in (self._messages, self._reads, self._timed):
             kept.clear()
+        # Later ones were accepted while the device was opening and still wait to be sent.
+        self.downloads = {t: download for t, download in self.downloads.items() if download.number > number}
         self.sent = self.acked = number
         self._last_failed = number
         return freed

@@ -10,9 +10,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from wsgrad.errors import ProtocolError
 from wsgrad.server.outstanding import InvalidReply
 from wsgrad.transport import cbor
-from wsgrad.transport.messages import SLOTS, Attach, Close, Credit, message_array
+from wsgrad.transport.messages import SLOTS, Attach, Close, Credit, message_array, parse_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,6 +66,11 @@ class Owner(Protocol):
     def lost(self, port: Port, loss: Loss) -> None: ...
 
     def reply(self, port: Port, array: list[object], raw: bytes, bulk: memoryview | None) -> None: ...
+
+    def hold_back(self) -> None:
+        """Let what is owed to the client gather until `let_go`, so that it goes out in one piece."""
+
+    def let_go(self) -> None: ...
 
     def later(self) -> None:
         """Ask for a turn of the queue soon: the port takes more now."""
@@ -136,6 +142,23 @@ class Port(ABC):
         """Send a message that carries the client's queue number."""
         if not self.closed:
             self._send(head if self.number == self.owner.number else renumber(head, self.number), bulk)
+
+    def parse(self, array: list[object]) -> Message:
+        """Check that a decoded array is a message for this port's queue.
+
+        Raises:
+            InvalidReply: it is not.
+        """
+        try:
+            message = parse_message(array)
+        except ProtocolError as exc:
+            raise InvalidReply(str(exc)) from exc
+        if len(array) < 2 or array[1] != self.number:
+            raise InvalidReply(f"a message of kind {array[0]} that is not for its queue")
+        return message
+
+    def expect_answer(self) -> None:  # noqa: B027  # most ways to a node take longer than it pays to wait
+        """An idle node has been asked for something small: take its answer at once if it comes at once."""
 
     def send_message(self, message: Message) -> None:
         """Send a message made here, with this port's number in it."""

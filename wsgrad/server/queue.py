@@ -44,7 +44,6 @@ from wsgrad.transport.messages import (
     Slot,
     Source,
     message_array,
-    parse_message,
 )
 
 if TYPE_CHECKING:
@@ -88,8 +87,7 @@ class Queue:
         self._journal = Journal()
         self._feed = Feed(self, self._out, self._journal, self._cached)
         self._opening = 0
-        self._loads = Loads(number, session, self._tables, tell=self._tell, pump=self.pump)
-        self._announced = 0
+        self._loads = Loads(number, session, self._tables, tell=self._tell, pump=self._feed.pump)
         self._lost: Failure | None = None
         self._port: Port | None = None
         self._open_port(0)
@@ -119,24 +117,18 @@ class Queue:
         }
 
     def destination(self, nbytes: int) -> memoryview | None:
-        """Where a chunk that is about to be received should go: into the node's ring, if the next slot is free for it.
-
-        What was received together with its beginning was not submitted yet, perhaps even the upload it belongs to: that
-        is checked later, and a slot is given only to a chunk that is the next to be submitted.
+        """Where a chunk that is about to be received should go; None for memory of its own.
 
         Raises:
             ProtocolError: there is no credit for it, or it has no right size.
         """
         self._in.check_chunk(nbytes)
-        self._announced += 1
-        if self._announced > 1 or self._in.waiting or self._in.late or self._port is None or self.state is State.LOST:
-            return None
-        return self._feed.give_slot(nbytes)
+        waiting = self._in.waiting or self._in.late or self._port is None or self.state is State.LOST
+        return self._feed.announce(nbytes, ready=not waiting)
 
     def stop_receiving(self) -> bool:
         """The connection is over, no announced chunk will come. Returns whether one was on its way into a slot."""
-        announced, self._announced = self._announced, 0
-        return self._feed.take_back() and announced > 0
+        return self._feed.stop_receiving()
 
     def submit(self, message: Submitted, raw: bytes, bulk: memoryview | None) -> None:
         """Take what the client sent.
@@ -145,13 +137,16 @@ class Queue:
             ProtocolError: it breaks the rules of a queue, or holds more than a queue may.
         """
         if type(message) is Chunk:
-            self._announced = max(0, self._announced - 1)
+            self._feed.submitted()
         now = self._in.admit(message, raw, _NOTHING if bulk is None else bulk)
         if now is None:
             self.session.later(self)
         else:
+            idle = self._out.acked == self._out.sent
             self._process(now)
             self._feed.pump()
+            if idle and self._out.reading and not self._feed and self._port is not None:
+                self._port.expect_answer()
 
     def work(self) -> None:
         """Go on with what waits, for a moment; asks the session for another turn if need be."""
@@ -298,10 +293,6 @@ class Queue:
 
     # -- to the node --
 
-    def pump(self) -> None:
-        """Send to the node what may go."""
-        self._feed.pump()
-
     def _may_reopen(self) -> bool:
         return self.state is State.LOST or (
             self.state is State.RUNNING and not self._feed and self._out.acked == self._in.next - 1
@@ -325,6 +316,14 @@ class Queue:
         """The way to the node takes more now."""
         self.session.later(self)
 
+    def hold_back(self) -> None:
+        """Several replies come at once."""
+        self.session.hold_back()
+
+    def let_go(self) -> None:
+        """They have come."""
+        self.session.let_go()
+
     def span(self) -> tuple[int, int]:
         """The last command that is acknowledged, and the last that was sent."""
         return self._out.acked, self._out.sent
@@ -346,31 +345,20 @@ class Queue:
         """
         if port is not self._port:
             return
-        try:
-            message = parse_message(array)
-        except ProtocolError as exc:
-            raise InvalidReply(str(exc)) from exc
-        if len(array) < 2 or array[1] != port.number:
-            raise InvalidReply(f"a message of kind {array[0]} that is not for its queue")
+        message = port.parse(array)
         if self.state is State.OPENING:
             self._opened(port, message)
             return
         match message:
             case Ack():
-                before = self._out.acked
-                done, freed = self._out.ack(message.number)
-                if message.number != before:
-                    self._journal.acked(message.number)
-                    self._in.held -= done
-                    self.session.answers.give(freed)
+                if self._acknowledged(message.number):
                     self._relay(port, raw)
-                    if self._in.waiting:
-                        self.session.later(self)
             case ReadData():
                 nbytes = 0 if bulk is None else len(bulk)
                 self.session.answers.give(self._out.read(message.number, nbytes))
                 seen = partial(self.session.answers.give, nbytes + ANSWER_NBYTES)
                 self._relay(port, raw, bulk, seen)
+                self._acknowledged(message.acked)
             case Result():
                 self.session.answers.give(self._out.result(message.number, message.value))
                 self._relay(port, raw, None, partial(self.session.answers.give, ANSWER_NBYTES))
@@ -405,6 +393,19 @@ class Queue:
         self.session.statistics.downloaded += len(bulk)
         chunk = Chunk(self.number, message.transfer, message.offset)
         self.session.push(cbor.encode(message_array(chunk)), bulk, seen)
+
+    def _acknowledged(self, number: int) -> bool:
+        """Whether that is news."""
+        before = self._out.acked
+        done, freed = self._out.ack(number)
+        if number == before:
+            return False
+        self._journal.acked(number)
+        self._in.held -= done
+        self.session.answers.give(freed)
+        if self._in.waiting:
+            self.session.later(self)
+        return True
 
     def lost(self, port: Port, loss: Loss) -> None:
         """The node is gone."""

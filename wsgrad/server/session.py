@@ -119,6 +119,7 @@ class Session:
         self._todo: dict[Queue, None] = {}
         self._work = trio.Event()
         self._nursery: trio.Nursery | None = None
+        self._holding = False
         self._unstarted: list[Callable[[], Awaitable[None]]] = []
         self._abandon: trio.CancelScope | None = None
         self._end_code: tuple[int, str] | None = None
@@ -221,7 +222,17 @@ class Session:
         if link.unsent_bytes + link.unseen_bytes > _MAX_UNSEEN:
             self.end(1008, f"more than {_MAX_UNSEEN} bytes are kept that the client has not seen")
             return
-        if self.connection is not None:
+        if self.connection is not None and not self._holding:
+            self.connection.wake()
+
+    def hold_back(self) -> None:
+        """Let messages for the client gather until `let_go`, which must follow without waiting."""
+        self._holding = True
+
+    def let_go(self) -> None:
+        """Send what has gathered."""
+        self._holding = False
+        if self.connection is not None and self._link:
             self.connection.wake()
 
     def tell_devices(self, devices: list[dict[str, object]]) -> None:

@@ -65,8 +65,12 @@ class Daemon:
             thread.join(timeout)
             if thread.is_alive():
                 return False
-        self._wakeup.close()
+        self.close()
         return True
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        self._wakeup.close()
 
     def abandon(self) -> None:
         """The process ends: say bye, and give it a moment."""
@@ -87,6 +91,9 @@ class Daemon:
                 else:
                     self._look()
                     self._sleep(poll)
+        if driver.abandoned:  # nobody is left to join this thread
+            self.close()
+            driver.release()
 
     def _look(self) -> None:
         driver, session = self._driver, self._driver.session

@@ -99,7 +99,7 @@ class BlockingDriver:
         self.abandoned = False
         self.leader = 0
         self._lock = threading.Lock()
-        self._owner = 0
+        self._inside: set[int] = set()
         self._followers: list[threading.Lock] = []
         self._wakeup = Wakeup()
         self._daemon = Daemon(self)
@@ -142,13 +142,10 @@ class BlockingDriver:
         """Issue something that nobody waits for; it is sent within about 1 ms."""
         shield = raise_shield()
         try:
-            self._refuse_reentry()
-            with self._lock:
-                self._owner = threading.get_ident()
+            with self._entered(), self._lock:
                 try:
                     return issue()
                 finally:
-                    self._owner = 0
                     if self.session.asleep:
                         self._daemon.wake()
         finally:
@@ -164,24 +161,19 @@ class BlockingDriver:
         deadline = None if timeout is None else time.monotonic() + timeout
         shield = raise_shield()
         try:
-            self._refuse_reentry()
-            with self._lock:
-                self._owner = threading.get_ident()
+            with self._entered(waiting=True), self._lock:
+                waited = start()
+                self.session.flush()
+                self.send()
                 try:
-                    waited = start()
-                    self.session.flush()
-                    self.send()
-                    try:
-                        self._until(waited, deadline, shield)
-                    finally:
-                        expired = not waited.done
-                        if expired:
-                            waited.withdraw()
-                            self.send()
-                    if expired:
-                        raise TimeoutError(f"not done within {timeout:g} s; the wait was withdrawn, the session lives")
+                    self._until(waited, deadline, shield)
                 finally:
-                    self._owner = 0
+                    expired = not waited.done
+                    if expired:
+                        waited.withdraw()
+                        self.send()
+                if expired:
+                    raise TimeoutError(f"not done within {timeout:g} s; the wait was withdrawn, the session lives")
         finally:
             if shield is not None:
                 shield.lower()
@@ -203,8 +195,7 @@ class BlockingDriver:
         """End the session: say bye, give the server a moment to answer, close. Idempotent."""
         shield = raise_shield()
         try:
-            self._refuse_reentry()
-            with self._lock:
+            with self._entered(waiting=True), self._lock:
                 if not self.closing and not self.closed and self.channel is not None and self.session.attached:
                     self.closing = True
                     self.session.flush()
@@ -218,32 +209,42 @@ class BlockingDriver:
                 if shield is not None:
                     shield.lower()
 
+    def release(self) -> None:
+        """Give back what is left once the daemon thread has ended after `abandon`."""
+        self._wakeup.close()
+
     def abandon(self) -> None:
         """The last reference to the server object went: the daemon thread ends the session. Takes no lock."""
         self.abandoned = True
         self._daemon.wake()
 
-    def _refuse_reentry(self) -> None:
-        # A signal handler or a __del__ that calls us while this very thread is inside would wait for itself.
-        if self._owner == threading.get_ident():
+    def _entered(self, *, waiting: bool = False) -> _Entered:
+        # A signal handler or a __del__ that calls us while this very thread is inside would wait for itself: for the
+        # lock, or for the leader that it interrupts.
+        me = threading.get_ident()
+        if me in self._inside or (waiting and self.leader == me):
             raise RuntimeError("wsgrad was called from a signal handler or finalizer that interrupted a wsgrad call")
+        return _Entered(self._inside, me)
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
     def unlocked(self, function: Callable[[], T]) -> T:
         """Do something that takes long without the lock."""
-        owner, self._owner = self._owner, 0
+        me = threading.get_ident()
+        entered = me in self._inside
         self._lock.release()
+        self._inside.discard(me)
         try:
             return function()
         finally:
+            if entered:
+                self._inside.add(me)
             self._lock.acquire()
-            self._owner = owner
 
     def _until(self, waiting: Waiting, deadline: float | None, shield: Shield | None) -> None:
         """Return when it is done or the deadline has passed. The lock is held at the start and at the end."""
         while not waiting.done:
-            if shield is not None and shield.caught is not None:
+            if shield is not None and shield.caught:
                 self.unlocked(shield.deliver)
                 continue
             left = None if deadline is None else deadline - time.monotonic()
@@ -265,7 +266,7 @@ class BlockingDriver:
         poll.watch(wakeup.fileno())
         poll.watch(fd, writing=watched)
         try:
-            while not waiting.done and self.channel is channel and (shield is None or shield.caught is None):
+            while not waiting.done and self.channel is channel and (shield is None or not shield.caught):
                 timeout = None if deadline is None else deadline - time.monotonic()
                 if timeout is not None and timeout <= 0:
                     return
@@ -294,7 +295,7 @@ class BlockingDriver:
             shield.wake = waiting.notify
         self._followers.append(waiter)
         try:
-            if shield is None or shield.caught is None:
+            if shield is None or not shield.caught:
                 self.unlocked(lambda: waiter.acquire(timeout=-1 if timeout is None else timeout))
         finally:
             self._followers.remove(waiter)
@@ -388,10 +389,12 @@ class BlockingDriver:
     def _forked(self) -> None:
         """In a forked child: the connection belongs to the parent, whose threads are not here."""
         self._lock = threading.Lock()
-        self._owner = self.leader = 0
+        self.leader = 0
+        self._inside = set()
         self._followers = []
         self.closed = True
-        self._daemon = Daemon(self)
+        self._daemon.close()
+        self._wakeup.close()
         if self.channel is not None:
             # Only this process's descriptor goes: to shut the connection down would cut the parent's.
             os.close(self.channel.detach())
@@ -402,6 +405,22 @@ class BlockingDriver:
                 "call wsgrad.connect() again in the child process"
             )
         )
+
+
+class _Entered:
+    """Notes that a thread is inside; noted before it takes the lock, and until after it has given it back."""
+
+    __slots__ = ("_inside", "_me")
+
+    def __init__(self, inside: set[int], me: int) -> None:
+        self._inside = inside
+        self._me = me
+
+    def __enter__(self) -> None:
+        self._inside.add(self._me)
+
+    def __exit__(self, *exc: object) -> None:
+        self._inside.discard(self._me)
 
 
 class _Welcomed:

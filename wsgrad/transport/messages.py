@@ -334,11 +334,15 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class ReadData:
-    """Bulk: the bytes that the read command `number` asked for, up to `INLINE_BYTES`."""
+    """Bulk: the bytes that the read command `number` asked for, up to `INLINE_BYTES`.
+
+    It acknowledges all commands up to `acked` as an `Ack` would, which then need not come.
+    """
 
     KIND: ClassVar[int] = 34
     queue: U32
     number: U53
+    acked: U53
 
 
 @dataclass(frozen=True, slots=True)

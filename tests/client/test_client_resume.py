@@ -1,0 +1,183 @@
+"""Dropped connections: the session goes on over a new one, and every command still runs exactly once."""
+
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+import trio
+from conftest import COUNT
+from proxy import Proxy
+
+import wsgrad
+
+
+@pytest.fixture
+def proxy(url):
+    proxy = Proxy(url)
+    yield proxy
+    proxy.close()
+
+
+def test_a_session_goes_on_after_a_cut(proxy):
+    with wsgrad.connect(proxy.url) as server:
+        device = server.devices["cpu"]
+        x = device.array(np.arange(10))
+        assert x.numpy().sum() == 45
+        proxy.cut()
+        assert x.numpy().sum() == 45
+        assert proxy.connections == 2
+
+
+def work(rng, device, model):
+    """One random step on the device and on its model in NumPy; returns a check."""
+    buffer, array, count, counter = model["buffer"], model["array"], model["count"], model["counter"]
+    match rng.choice(["upload", "download", "launch", "small", "fill"]):
+        case "upload":
+            array[:] = np.random.default_rng(rng.randrange(1 << 30)).integers(0, 256, len(array), np.uint8)
+            return buffer.copy_from(array)
+        case "download":
+            return buffer.copy_to(model["target"])
+        case "launch":
+            for _ in range(rng.randrange(2000)):
+                count(counter)
+                model["launched"] += 1
+        case "small":
+            start = rng.randrange(len(array) - 10)
+            values = np.arange(10, dtype=np.uint8)
+            array[start : start + 10] = values
+            return buffer[start : start + 10].copy_from(values)
+        case "fill":
+            start = rng.randrange(len(array) - 1000)
+            array[start : start + 1000] = 7
+            buffer[start : start + 1000].fill(7)
+
+
+def make_model(device):
+    return {
+        "buffer": device.empty(3 << 20, np.uint8),
+        "array": np.zeros(3 << 20, np.uint8),
+        "target": np.zeros(3 << 20, np.uint8),
+        "count": device.program(COUNT, "count"),
+        "counter": device.zeros(1, np.int32),
+        "launched": 0,
+    }
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_each_command_runs_once_whatever_byte_the_cut_falls_on(proxy, seed):
+    rng = random.Random(seed)
+    with wsgrad.connect(proxy.url) as server:
+        device = server.devices["cpu"]
+        model = make_model(device)
+        proxy.cut_after = rng.randrange(12 << 20)
+        for _ in range(12):
+            work(rng, device, model)
+        proxy.cut_after = None
+        assert np.array_equal(model["buffer"].numpy(), model["array"])
+        assert model["counter"].numpy()[0] == model["launched"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_the_trio_face_resumes_too(proxy, seed):
+    rng = random.Random(100 + seed)
+    async with wsgrad.open_server(proxy.url) as server:
+        device = server.devices["cpu"]
+        model = make_model(device)
+        proxy.cut_after = rng.randrange(12 << 20)
+        for _ in range(12):
+            waiting = work(rng, device, model)
+            if waiting is not None:
+                await waiting
+        proxy.cut_after = None
+        assert np.array_equal(await model["buffer"].numpy(), model["array"])
+        assert (await model["counter"].numpy())[0] == model["launched"]
+
+
+def test_nothing_is_raised_while_the_connection_is_down_for_a_moment(proxy):
+    with wsgrad.connect(proxy.url) as server:
+        device = server.devices["cpu"]
+        x = device.array(np.arange(10))
+        x.numpy()
+        proxy.accepting = False
+        proxy.cut()
+        x.fill(3)
+        with pytest.raises(TimeoutError):
+            x.numpy(timeout=0.1)
+        assert "reconnecting" in repr(server)
+        proxy.accepting = True
+        assert x.numpy().tolist() == [3] * 10
+        assert "open" in repr(server)
+
+
+def test_every_pending_call_raises_within_a_second_when_the_server_is_gone(proxy):
+    server = wsgrad.connect(proxy.url)
+    device = server.devices["cpu"]
+    spin = device.program("void spin(long n) { for (volatile long i = 0; i < n; i++); }", "spin")
+    x = device.array(np.arange(10))
+    spin.ready()
+    spin(np.int64(3 << 30))
+    errors = []
+
+    def wait(call):
+        with pytest.raises(wsgrad.ConnectionLost) as caught:
+            call()
+        errors.append((time.monotonic(), caught.value))
+
+    calls = [x.numpy, device.synchronize, lambda: x.copy_to(np.empty(10, np.int64)), lambda: spin.timed(np.int64(1))]
+    threads = [threading.Thread(target=wait, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    while len(device._queue.pending._acks) + len(device._queue.pending._reads) < 3:
+        time.sleep(0.001)
+    start = time.monotonic()
+    proxy.refuse()
+    for thread in threads:
+        thread.join()
+    assert len(errors) == 4
+    assert all(when - start < 1 for when, _ in errors)
+    assert all("lost" in str(error) for _, error in errors)
+    for call in (x.numpy, lambda: device.empty(3), lambda: spin(np.int64(1)), lambda: x[0]):
+        with pytest.raises(wsgrad.ConnectionLost):
+            call()
+    assert server.closed
+    server.close()
+
+
+async def test_waiting_tasks_get_connection_lost_too(proxy):
+    async with wsgrad.open_server(proxy.url) as server:
+        device = server.devices["cpu"]
+        x = await device.array(np.arange(10))
+        spin = device.program("void spin(long n) { for (volatile long i = 0; i < n; i++); }", "spin")
+        await spin.ready()
+        spin(np.int64(3 << 30))
+        lost = []
+
+        async def wait():
+            with pytest.raises(wsgrad.ConnectionLost):
+                await x.numpy()
+            lost.append(trio.current_time())
+
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(wait)
+                nursery.start_soon(wait)
+                await trio.testing.wait_all_tasks_blocked()
+                start = trio.current_time()
+                proxy.refuse()
+        assert all(when - start < 1 for when in lost)
+        assert server.closed
+
+
+def test_the_newest_connection_of_a_session_wins(url):
+    first = wsgrad.connect(url)
+    x = first.devices["cpu"].array(np.arange(3))
+    second = wsgrad.client.core.Session(agent="thief")
+    second.key, second.link = first._session.key, first._session.link
+    driver = wsgrad.transport.blocking_driver.BlockingDriver(second, first._driver.dial, peer="test")
+    driver.open(5)
+    with pytest.raises(wsgrad.ConnectionLost, match="another connection"):
+        x.numpy()
+    driver.close()
+    first.close()
