@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from wsgrad.server.outstanding import Outstanding
     from wsgrad.server.port import Port
     from wsgrad.server.queue import Queue
+    from wsgrad.server.transfers import FlowChunk
     from wsgrad.transport.commands import Command
 
 _STEP: Final = 16
@@ -143,26 +144,33 @@ class Feed:
         port = self.port
         return port is not None and port.has_room and not port.full and not self._given
 
-    def put(self, bulk: memoryview, *, owned: bool) -> None:
+    def put(self, chunk: FlowChunk) -> None:
         assert self.port is not None
         assert self._receiving is not None
         assert self._receiving.flow is not None
-        slot, kept = self.port.take_chunk(bulk, owned=owned)
+        slot, kept = self.port.take_chunk(chunk.bulk, owned=chunk.owned)
         self.port.send_chunk(ROUTED | self._receiving.flow.number, self._offset, slot, kept, client=False)
-        self._offset += len(bulk)
+        self._offset += len(chunk.bulk)
+        chunk.taken()
 
     def finished(self) -> None:
-        self._receiving = None
-        self.receives -= 1
-        self._queue.later()
+        self._end_receiving(None)
 
     def failed(self, failure: Failure) -> None:
+        self._end_receiving(failure)
+
+    def _end_receiving(self, failure: Failure | None) -> None:
+        item, self._receiving = self._receiving, None
+        self.receives -= 1
+        assert item is not None
         assert self.port is not None
-        assert self._receiving is not None
-        number = self._receiving.number
-        self._journal.expect(number, failure)
-        self.port.send(failure.fail(self._queue.number, number))
-        self.finished()
+        if not _is_empty(item):
+            if failure is not None:
+                self._journal.expect(item.number, failure)
+                self.port.send(failure.fail(self._queue.number, item.number))
+        else:
+            self._go_on(item, self.port, failure)
+        self._queue.later()
 
     # -- sending
 
@@ -237,8 +245,9 @@ class Feed:
                     self._go_on(item, port, failure)
                     flow.target_failed(failure)
                     return True
-                upload = Upload(ROUTED | flow.number, command.buffer, command.offset, command.nbytes)
-                self._command(item, port, upload)
+                if not _is_empty(item):
+                    upload = Upload(ROUTED | flow.number, command.buffer, command.offset, command.nbytes)
+                    self._command(item, port, upload)
                 self._receiving = item
                 self._offset = 0
                 flow.start(self)
@@ -257,3 +266,8 @@ class Feed:
         array = NOTHING if command is None else command_array(command)
         port.send(cbor.encode(message_array(Batch(self._queue.number, item.number, [array]))))
         self._out.add(Sent(item.number, item.number, item.nbytes, b""))
+
+
+def _is_empty(item: Joint) -> bool:
+    """Whether it receives no bytes: its node hears nothing of it before it has ended, or it would have ended there."""
+    return isinstance(item.command, Receive) and not item.command.nbytes
