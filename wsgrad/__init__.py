@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from wsgrad.client.graph import Graph as Graph
     from wsgrad.client.graph import record as record
     from wsgrad.client.jit import jit as jit
+    from wsgrad.client.recording import Var as Var
     from wsgrad.client.signature import INDEX as INDEX
     from wsgrad.errors import CompileError as CompileError
     from wsgrad.errors import ConnectionLost as ConnectionLost
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from wsgrad.errors import Timeout as Timeout
     from wsgrad.errors import Unauthorized as Unauthorized
     from wsgrad.errors import WsgradError as WsgradError
-    from wsgrad.graph.items import Var as Var
 
 __version__ = "0.1.0"
 
@@ -45,6 +45,7 @@ _MODULES = {
     "wsgrad.client.blocking": ("Buffer", "Device", "Program", "Server", "connect"),
     "wsgrad.client.graph": ("AsyncGraph", "Graph", "record"),
     "wsgrad.client.jit": ("jit",),
+    "wsgrad.client.recording": ("Var",),
     "wsgrad.client.signature": ("INDEX",),
     "wsgrad.errors": (
         "CompileError",
@@ -59,7 +60,6 @@ _MODULES = {
         "Unauthorized",
         "WsgradError",
     ),
-    "wsgrad.graph.items": ("Var",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

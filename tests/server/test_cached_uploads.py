@@ -15,7 +15,7 @@ from wsgrad.transport import commands as c
 from wsgrad.transport import messages as m
 
 MIB = 1 << 20
-STEPS = ["cached", "plain", "copy", "fill", "abort"]
+STEPS = ["cached", "plain", "copy", "fill", "abort", "receive"]
 
 
 def some_bytes(nbytes, seed=1):
@@ -471,9 +471,16 @@ def test_any_mixture_has_the_result_of_its_order(tmp_path_factory, cache, steps)
     parts = [some_bytes(nbytes, seed) for seed, nbytes in enumerate((MIB, MIB + 1, 3 * MIB - 5, 2 * MIB))]
 
     async def main():
-        async with serving(cache, cache_dir=str(blobs), cache_size=8 * MIB) as server, server.client() as client:
+        devices = ("cpu", "cpu")
+        async with (
+            serving(cache, devices=devices, cache_dir=str(blobs), cache_size=8 * MIB) as server,
+            server.client() as client,
+        ):
             queue = await client.open()
             queue.batch(c.Alloc(0, 4 * MIB), c.Alloc(1, 4 * MIB))
+            other = await client.open("box/cpu/1", number=2)
+            other.batch(c.Alloc(0, len(parts[2])))
+            await other.upload(0, parts[2], transfer=1)
             expected = [bytearray(4 * MIB), bytearray(4 * MIB)]
             for transfer, (step, which) in enumerate(steps):
                 data, buffer = parts[which], which % 2
@@ -495,6 +502,10 @@ def test_any_mixture_has_the_result_of_its_order(tmp_path_factory, cache, steps)
                     case "plain":
                         await queue.upload(buffer, data, transfer=transfer)
                         expected[buffer][: len(data)] = data
+                    case "receive":
+                        queue.batch(c.Receive(transfer, buffer, 3, len(parts[2]), 0))
+                        other.batch(c.Send(transfer, 0, 0, len(parts[2]), 0))
+                        expected[buffer][3 : 3 + len(parts[2])] = parts[2]
                     case "copy":
                         queue.batch(c.Copy(buffer, 0, 1 - buffer, 5, MIB))
                         expected[buffer][:MIB] = expected[1 - buffer][5 : MIB + 5]

@@ -49,7 +49,7 @@ BAD = {
     "--name": " ",
     "--cpu-threads": "0",
     "--allow-host": "http://box",
-    "--allow-peer": ("box:6667", ("box:6667",)),
+    "--allow-peer": "ws://box",
     "--allow-origin": "*",
     "--trusted-proxy": "proxy.example",
     "--max-sessions": "many",

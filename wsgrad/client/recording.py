@@ -12,7 +12,8 @@ from wsgrad.client.recorders import OPEN, open_recorder, recorder_of
 from wsgrad.client.signature import INDEX, plain_scalar
 from wsgrad.errors import DeviceError, LaunchError
 from wsgrad.graph import items
-from wsgrad.graph.items import Access, Affine, Operand, Range, Var, affine
+from wsgrad.graph.items import Access, Affine, Operand, Range, affine
+from wsgrad.graph.items import Var as Var
 from wsgrad.graph.recording import PATTERNS, Recording
 
 if TYPE_CHECKING:

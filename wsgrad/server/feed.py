@@ -7,15 +7,16 @@ on where it stopped whenever what held it has gone.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
 
 from wsgrad.server.events import Failure
-from wsgrad.server.graphs import Plain
+from wsgrad.server.graphs import Plain, ReplaySent
 from wsgrad.server.loads import Load
 from wsgrad.server.outstanding import Sent, Transfer
 from wsgrad.server.submission import NOTHING, CachedUpload, Joint, refusal
-from wsgrad.server.transfers import ROUTED
+from wsgrad.server.transfers import REPLAYED, ROUTED
 from wsgrad.transport import cbor
 from wsgrad.transport.commands import Download, Receive, Send, Upload, Wait, command_array
 from wsgrad.transport.messages import Abort, Batch, message_array
@@ -26,12 +27,13 @@ if TYPE_CHECKING:
     from wsgrad.server.outstanding import Outstanding
     from wsgrad.server.port import Port
     from wsgrad.server.queue import Queue
-    from wsgrad.server.transfers import FlowChunk
+    from wsgrad.server.transfers import Flow, FlowChunk
     from wsgrad.transport.commands import Command
 
 _STEP: Final = 16
 """Messages to the node before others get a turn."""
 _NOTHING: Final = memoryview(b"")
+_MAX_TRANSFER: Final = (1 << 32) - 1
 
 
 @dataclass(slots=True)
@@ -42,6 +44,19 @@ class Piece:
     offset: int
     bulk: memoryview
     slot: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Receipt:
+    """A transfer to this queue that the node was told of: by command `number`, as transfer `transfer`.
+
+    Where it brings no bytes, `empty` is its command, of which the node hears nothing before it has ended.
+    """
+
+    number: int
+    transfer: int
+    flow: Flow
+    empty: Joint | None = None
 
 
 Item: TypeAlias = Sent | Load | Piece | Abort | Plain | CachedUpload | Joint
@@ -65,32 +80,37 @@ class Feed:
         self._journal = journal
         self._cached = cached
         self._items: deque[Item] = deque()
-        self._receiving: Joint | None = None
+        self._receiving: _Receipt | None = None
+        self._following: deque[_Receipt] = deque()
+        self._starting = False
+        self._replayed = 0
         self._offset = 0
         self._given = _NOTHING
 
     def __bool__(self) -> bool:
         """Whether something waits."""
-        return bool(self._items) or self._receiving is not None
+        return bool(self._items) or self.receiving
 
     @property
     def receiving(self) -> bool:
         """Whether the node is inside of a transfer to this queue."""
-        return self._receiving is not None
+        return self._receiving is not None or bool(self._following)
 
     def add(self, item: Item) -> None:
         """The next thing for the node."""
         if isinstance(item, Joint) and isinstance(item.command, Receive):
             self.receives += 1
+        elif isinstance(item, ReplaySent):
+            self.receives += sum(not end.sends for end, _ in item.ends)
         self._items.append(item)
 
     def pump(self) -> None:
         """Send to the node what may go."""
-        if self._receiving is not None and self._receiving.flow is not None:
+        if self._receiving is not None:
             self._receiving.flow.pump()
         budget = _STEP
         port = self.port
-        while self._items and self._receiving is None and self.running and port is not None and not port.full:
+        while self._items and not self.receiving and self.running and port is not None and not port.full:
             if not budget:
                 self._queue.later()
                 return
@@ -102,12 +122,18 @@ class Feed:
     def drop(self, failure: Failure) -> None:
         """The node is gone, or the queue is closed: what waits will not run, and others learn why."""
         items, self._items = self._items, deque()
-        receiving, self._receiving = self._receiving, None
+        flows = [receipt.flow for receipt in (self._receiving, *self._following) if receipt is not None]
+        self._receiving = None
+        self._following.clear()
         self.receives = 0
         self._given = _NOTHING
-        for item in [receiving, *items]:
+        for item in items:
             if isinstance(item, Joint) and isinstance(item.command, Receive) and item.flow is not None:
-                item.flow.target_failed(failure)
+                flows.append(item.flow)
+            elif isinstance(item, ReplaySent):
+                flows += [flow for end, flow in item.ends if not end.sends]
+        for flow in flows:
+            flow.target_failed(failure)
 
     # -- chunks of a client's uploads
 
@@ -147,30 +173,57 @@ class Feed:
     def put(self, chunk: FlowChunk) -> None:
         assert self.port is not None
         assert self._receiving is not None
-        assert self._receiving.flow is not None
         slot, kept = self.port.take_chunk(chunk.bulk, owned=chunk.owned)
-        self.port.send_chunk(ROUTED | self._receiving.flow.number, self._offset, slot, kept, client=False)
+        self.port.send_chunk(self._receiving.transfer, self._offset, slot, kept, client=False)
         self._offset += len(chunk.bulk)
         chunk.taken()
 
     def finished(self) -> None:
-        self._end_receiving(None)
+        assert self.port is not None
+        assert self._receiving is not None
+        if self._receiving.empty is not None:
+            self._go_on(self._receiving.empty, self.port, None)
+        self._received()
 
     def failed(self, failure: Failure) -> None:
-        self._end_receiving(failure)
-
-    def _end_receiving(self, failure: Failure | None) -> None:
-        item, self._receiving = self._receiving, None
-        self.receives -= 1
-        assert item is not None
         assert self.port is not None
-        if not _is_empty(item):
-            if failure is not None:
-                self._journal.expect(item.number, failure)
-                self.port.send(failure.fail(self._queue.number, item.number))
+        receipt = self._receiving
+        assert receipt is not None
+        if receipt.empty is not None:
+            self._go_on(receipt.empty, self.port, failure)
         else:
-            self._go_on(item, self.port, failure)
-        self._queue.later()
+            self._journal.expect(receipt.number, failure)
+            self.port.send(failure.fail(self._queue.number, receipt.number))
+        # A replay that fails receives no more.
+        following, self._following = self._following, deque()
+        self.receives -= len(following)
+        for follower in following:
+            follower.flow.target_failed(failure)
+        self._received()
+
+    def _received(self) -> None:
+        self._receiving = None
+        self.receives -= 1
+        if self._following:
+            self._receive_next()
+        if not self.receiving:
+            self._queue.later()
+
+    def _receive_next(self) -> None:
+        """Begin what is received next. One may be over at once, so this loops and is not entered again from inside."""
+        if self._starting:
+            return
+        self._starting = True
+        while self._following and self._receiving is None:
+            receipt = self._receiving = self._following.popleft()
+            self._offset = 0
+            failure = receipt.flow.failure
+            if failure is None:
+                receipt.flow.start(self)
+            else:
+                self.failed(failure)
+                receipt.flow.target_failed(failure)
+        self._starting = False
 
     # -- sending
 
@@ -180,6 +233,9 @@ class Feed:
             case Sent():
                 if item.reserved and not self._queue.session.answers.take(item.reserved, self._queue):
                     return False
+                if isinstance(item, ReplaySent) and item.ends:
+                    self._replay(item, port)
+                    return True
                 port.send(item.head, item.bulk)
                 self._out.add(item)
             case Load():
@@ -234,7 +290,7 @@ class Feed:
                     return True
                 transfer = ROUTED | flow.number
                 self._out.downloads[transfer] = Transfer(transfer, item.number, command.nbytes, flow)
-                flow.stop = lambda _: port.send(cbor.encode(message_array(Abort(self._queue.number, transfer))))
+                flow.stop = partial(self._stop, port, transfer)
                 self._command(item, port, Download(transfer, command.buffer, command.offset, command.nbytes))
             case Receive():
                 flow = item.flow
@@ -245,13 +301,37 @@ class Feed:
                     self._go_on(item, port, failure)
                     flow.target_failed(failure)
                     return True
-                if not _is_empty(item):
+                empty = None if command.nbytes else item
+                if empty is None:
                     upload = Upload(ROUTED | flow.number, command.buffer, command.offset, command.nbytes)
                     self._command(item, port, upload)
-                self._receiving = item
-                self._offset = 0
-                flow.start(self)
+                self._following.append(_Receipt(item.number, ROUTED | flow.number, flow, empty))
+                self._receive_next()
         return True
+
+    def _replay(self, item: ReplaySent, port: Port) -> None:
+        """A run of a graph with transfers: each has an id of its own for the node, one after the other."""
+        assert item.replay is not None
+        assert item.graph is not None
+        if self._replayed + item.graph.transfers > _MAX_TRANSFER - REPLAYED:
+            self._replayed = 0
+        first = REPLAYED + self._replayed
+        self._replayed += item.graph.transfers
+        item.head = cbor.encode(message_array(replace(item.replay, transfer=first)))
+        for end, flow in item.ends:
+            transfer = first + end.place
+            if not end.sends:
+                self._following.append(_Receipt(item.first, transfer, flow))
+            elif flow.failure is None:
+                flow.stop = partial(self._stop, port, transfer)
+            if end.sends:
+                self._out.downloads[transfer] = Transfer(transfer, item.first, end.nbytes, flow)
+        port.send(item.head)
+        self._out.add(item)
+        self._receive_next()
+
+    def _stop(self, port: Port, transfer: int, _: Failure) -> None:
+        port.send(cbor.encode(message_array(Abort(self._queue.number, transfer))))
 
     def _go_on(self, item: Joint, port: Port, failure: Failure | None) -> None:
         """The command is done, or fails with another's error."""
@@ -266,8 +346,3 @@ class Feed:
         array = NOTHING if command is None else command_array(command)
         port.send(cbor.encode(message_array(Batch(self._queue.number, item.number, [array]))))
         self._out.add(Sent(item.number, item.number, item.nbytes, b""))
-
-
-def _is_empty(item: Joint) -> bool:
-    """Whether it receives no bytes: its node hears nothing of it before it has ended, or it would have ended there."""
-    return isinstance(item.command, Receive) and not item.command.nbytes

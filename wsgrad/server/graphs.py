@@ -7,6 +7,7 @@ each run, as for any command. A graph or run that is refused fails in its place 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import trio
@@ -14,14 +15,17 @@ import trio
 from wsgrad.errors import DeviceError, LaunchError, LimitExceeded, ProtocolError, WsgradError, error_code
 from wsgrad.graph.parse import check_values, device_arrays, parse_part
 from wsgrad.graph.part import LaunchOp, ReceiveOp, SendOp
+from wsgrad.server.events import Failure
 from wsgrad.server.outstanding import Sent
+from wsgrad.server.transfers import Flow
 from wsgrad.transport import cbor
 from wsgrad.transport.messages import Fail, Forget, Graph, Record, Replay, Run, Unrecord, message_array
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from wsgrad.graph.part import DevicePart, Part, PartStep
+    from wsgrad.server.journal import Journal
     from wsgrad.server.port import Port
     from wsgrad.server.queue import Queue
     from wsgrad.server.tables import Tables
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
 MAX_GRAPHS: Final = 1024
 MAX_GRAPHS_NBYTES: Final = 64 << 20
 """Graphs that a session may have, and what their parts may take together."""
+MAX_RUN_FLOWS: Final = 4096
+"""Transfers inside of runs that may be under way, unless a single run has more; other runs wait."""
 _QUICK_NBYTES: Final = 4 << 10
 """Parts up to this size are checked at once, larger ones in a thread."""
 _MAX_ITEMS: Final = 1 << 21
@@ -46,11 +52,27 @@ class Plain:
     bulk: memoryview | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class End:
+    """What a queue sends or receives in each run.
+
+    Attributes:
+        place: which of the queue's transfers it is, from 0.
+        key: the number of the transfer's sending step.
+    """
+
+    place: int
+    key: int
+    nbytes: int
+    sends: bool
+
+
 class QueueGraph:
     """A graph's part on one queue.
 
     Attributes:
         steps: in the order in which the node runs them.
+        ends: the transfers among them that move anything, and how many there are in all.
     """
 
     def __init__(
@@ -58,6 +80,15 @@ class QueueGraph:
     ) -> None:
         self.graph = graph
         self.steps: list[PartStep] = part.by_number
+        self.ends: list[End] = []
+        self.transfers = 0
+        for step in self.steps:
+            if isinstance(step.op, SendOp | ReceiveOp):
+                sends = isinstance(step.op, SendOp)
+                nbytes = part.slots[step.op.source if isinstance(step.op, SendOp) else step.op.target].nbytes
+                if nbytes:
+                    self.ends.append(End(self.transfers, step.number - (not sends), nbytes, sends))
+                self.transfers += 1
         self._programs = part.programs
         self._buffers = buffers
         self._bindings = bindings
@@ -140,6 +171,25 @@ class SessionGraph:
     queues: dict[int, QueueGraph] = field(default_factory=dict)
 
 
+class RunFlows:
+    """The transfers inside of one run; they are made when the first of its queues comes to it.
+
+    Attributes:
+        queues: on which it runs.
+        flows: by the numbers of their sending steps; None until they are made.
+    """
+
+    def __init__(self, graphs: Graphs, graph: SessionGraph, queues: frozenset[int]) -> None:
+        self.graph = graph
+        self.queues = queues
+        self.flows: dict[int, Flow] | None = None
+        self._graphs = graphs
+
+    def make(self, *, anyway: bool = False) -> bool:
+        """Make them if there is room, or anyway. Returns whether they are there."""
+        return self.flows is not None or self._graphs.make(self, anyway=anyway)
+
+
 @dataclass(slots=True, eq=False)
 class GraphRun:
     """A run as one command of a queue."""
@@ -149,6 +199,30 @@ class GraphRun:
     graph: SessionGraph
     bindings: Bindings
     values: list[object]
+    flows: RunFlows
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may be looked into now; else its queue is asked for later."""
+        return self.graph.ready and self.flows.make()
+
+    def ends(self) -> list[tuple[End, Flow]]:
+        """What this queue sends and receives in it."""
+        mine = self.graph.queues.get(self.queue)
+        if mine is None or not mine.ends:
+            return []
+        self.flows.make(anyway=True)
+        flows = self.flows.flows
+        assert flows is not None
+        return [(end, flows[end.key]) for end in mine.ends]
+
+    def drop(self, failure: Failure) -> None:
+        """It will not run on this queue: the other ends of its transfers fail."""
+        for end, flow in self.ends():
+            if end.sends:
+                flow.source_failed(failure)
+            else:
+                flow.target_failed(failure)
 
 
 @dataclass(slots=True, eq=False)
@@ -161,9 +235,11 @@ class GraphEnd:
 
 @dataclass(slots=True)
 class ReplaySent(Sent):
-    """A replay on its way to a node."""
+    """A replay on its way to a node; one with transfers is encoded when it leaves."""
 
     graph: QueueGraph | None = None
+    replay: Replay | None = None
+    ends: list[tuple[End, Flow]] = field(default_factory=list)
 
 
 class Graphs:
@@ -187,6 +263,8 @@ class Graphs:
         self._graphs: dict[int, SessionGraph] = {}
         self._last = 0
         self._nbytes = 0
+        self._open: set[tuple[RunFlows, int]] = set()
+        self._waiting: list[RunFlows] = []
 
     def record(self, message: Record, bulk: memoryview | None) -> None:
         """Take a graph; checking it goes on while the session does.
@@ -213,10 +291,7 @@ class Graphs:
 
             async def check() -> None:
                 await trio.to_thread.run_sync(_fill, graph, data, queues, bindings)
-                for number in queues.values():
-                    queue = self._find(number)
-                    if queue is not None:
-                        self._ready(queue)
+                self._wake(queues.values())
 
             self._start(check)
 
@@ -228,11 +303,9 @@ class Graphs:
         """
         graph = self._graph(message.graph)
         bindings = {number: (buffer, offset) for number, buffer, offset in _pairs(message.bindings, 3)}
-        return [
-            GraphRun(queue, number, graph, bindings, message.values)
-            for queue, number in _pairs(message.numbers, 2)
-            if self._find(queue) is not None
-        ]
+        numbers = [(queue, number) for queue, number in _pairs(message.numbers, 2) if self._find(queue) is not None]
+        flows = RunFlows(self, graph, frozenset(queue for queue, _ in numbers))
+        return [GraphRun(queue, number, graph, bindings, message.values, flows) for queue, number in numbers]
 
     def forget(self, message: Forget) -> list[GraphEnd]:
         """A graph goes, behind its runs."""
@@ -241,6 +314,37 @@ class Graphs:
         self._nbytes -= graph.nbytes
         return [GraphEnd(queue, graph) for queue in graph.queues]
 
+    def make(self, run: RunFlows, *, anyway: bool) -> bool:
+        """Make the transfers of a run; without `anyway` only if not too many are under way."""
+        ends = [(queue, end) for queue, mine in run.graph.queues.items() for end in mine.ends]
+        if self._open and len(self._open) + len(ends) // 2 > MAX_RUN_FLOWS and not anyway:
+            self._waiting.append(run)
+            return False
+        flows = run.flows = {}
+        for _, end in ends:
+            if end.sends:
+                flow = flows[end.key] = Flow(end.key, partial(self._over, run, end.key))
+                self._open.add((run, end.key))
+                flow.send(end.nbytes)
+                flow.receive(end.nbytes)
+        closed = Failure("DeviceError", "a device that the graph runs on was closed")
+        for queue, end in ends:
+            if queue not in run.queues:
+                (flows[end.key].source_failed if end.sends else flows[end.key].target_failed)(closed)
+        return True
+
+    def _over(self, run: RunFlows, key: int) -> None:
+        self._open.discard((run, key))
+        waiting, self._waiting = self._waiting, []
+        for other in waiting:
+            self._wake(other.queues)
+
+    def _wake(self, queues: Iterable[int]) -> None:
+        for number in queues:
+            queue = self._find(number)
+            if queue is not None:
+                self._ready(queue)
+
     def _graph(self, number: int) -> SessionGraph:
         graph = self._graphs.get(number)
         if graph is None:
@@ -248,7 +352,9 @@ class Graphs:
         return graph
 
 
-def replay_messages(run: GraphRun, tables: Tables, port: Port | None, nbytes: int) -> list[Plain | Sent]:
+def replay_messages(
+    run: GraphRun, tables: Tables, port: Port | None, nbytes: int, journal: Journal, device: str
+) -> list[Plain | Sent]:
     """What a run becomes for a queue's node, or what fails in its place.
 
     Args:
@@ -256,8 +362,14 @@ def replay_messages(run: GraphRun, tables: Tables, port: Port | None, nbytes: in
         tables: the queue's.
         port: the way to its node.
         nbytes: what the run counts against the queue's limit.
+        journal: of the queue; it learns what is sent.
+        device: what the queue's failures are called by.
     """
     graph = run.graph
+    ends = run.ends()
+    for end, flow in ends:
+        if end.sends:
+            journal.add(run.number, flow)
     assert graph.ready
     mine = graph.queues.get(run.queue)
     details: dict[str, object] = {"operation": "replay", "graph": graph.graph}
@@ -269,10 +381,16 @@ def replay_messages(run: GraphRun, tables: Tables, port: Port | None, nbytes: in
         values = check_values(graph.part, run.values)
         bindings = mine.check(run.bindings, tables)
     except WsgradError as error:
+        failure = Failure.of(error, device=device)
+        for end, flow in ends:
+            if not end.sends:
+                flow.target_failed(failure)
         fail = Fail(run.queue, run.number, error_code(error), str(error), details | error.details)
         return [Sent(run.number, run.number, nbytes, cbor.encode(message_array(fail)))]
     replay = Replay(run.queue, run.number, graph.graph, 0, list(bindings), list(values))
-    sent = ReplaySent(run.number, run.number, nbytes, cbor.encode(message_array(replay)), graph=mine)
+    sent = ReplaySent(run.number, run.number, nbytes, b"", graph=mine, replay=replay, ends=ends)
+    if not ends:
+        sent.head = cbor.encode(message_array(replay))
     return [*mine.introduce(run.queue, port), sent]
 
 

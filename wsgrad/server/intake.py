@@ -109,7 +109,7 @@ class Intake:
             return None
         waiting = Waiting(message, raw, bulk, nbytes)
         # A source was asked for: what holds the others may be waiting for it.
-        held = type(message) is Reopen or (type(message) is GraphRun and not message.graph.ready)
+        held = type(message) is Reopen or (type(message) is GraphRun and not message.ready)
         if type(message) is Source or (not self.waiting and not held):
             return waiting
         self.waiting.append(waiting)

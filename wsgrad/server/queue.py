@@ -161,7 +161,7 @@ class Queue:
             message = waiting[0].message
             if type(message) is Reopen and not self._may_reopen():
                 break
-            if type(message) is GraphRun and not message.graph.ready:
+            if type(message) is GraphRun and not message.ready:
                 break
             budget -= waiting[0].cost
             self._process(waiting.popleft())
@@ -180,6 +180,8 @@ class Queue:
         for waiting in self._in.waiting:
             if isinstance(waiting.message, Batch):
                 drop(waiting.message, self.session, self._lost)
+            elif isinstance(waiting.message, GraphRun):
+                waiting.message.drop(self._lost)
         self._in.waiting.clear()
         self._forget(self._lost)
 
@@ -225,10 +227,12 @@ class Queue:
                     self._feed.add(self._loads.admit(message, waiting.bulk, waiting.nbytes, compiles=compiles))
             case GraphRun():
                 self._in.begin(message.number, 1)
-                if self.state is State.LOST:
+                if self.state is State.LOST and self._lost is not None:
+                    message.drop(self._lost)
                     self._drop(waiting)
                 else:
-                    for item in replay_messages(message, self._tables, self._port, waiting.nbytes):
+                    tables, port, journal = self._tables, self._port, self._journal
+                    for item in replay_messages(message, tables, port, waiting.nbytes, journal, self.device.id):
                         self._feed.add(item)
             case GraphEnd():
                 self._in.held -= waiting.nbytes

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 MAX_FLOWS: Final = 1 << 16
 ROUTED: Final = 1 << 31
 """Ids of downloads and uploads that the server makes for transfers begin here; a client's own are below."""
+REPLAYED: Final = 3 << 30
+"""From here on they are of transfers inside of graphs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -224,8 +226,8 @@ class Transfers:
         key = (route, number)
         flow = self._flows.get(key)
         if flow is None:
-            if number >= ROUTED:
-                raise ProtocolError(f"transfer {number}; ids of transfers are below {ROUTED}")
+            if number >= REPLAYED - ROUTED:
+                raise ProtocolError(f"transfer {number}; ids of transfers are below {REPLAYED - ROUTED}")
             if len(self._flows) >= MAX_FLOWS:
                 raise ProtocolError(f"a session may have {MAX_FLOWS} transfers under way", close_code=1008)
             flow = self._flows[key] = Flow(number, partial(self._forget, key))
