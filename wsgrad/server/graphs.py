@@ -114,7 +114,7 @@ class QueueGraph:
         Raises:
             WsgradError: a buffer or program is not there or does not fit.
         """
-        if self._generation != tables.generation:
+        if self._generation != tables.generation or self._unfit:
             self._look(tables)
         for number, error in self._unfit.items():
             if number not in bindings:
