@@ -72,7 +72,9 @@ class QueueGraph:
 
     Attributes:
         steps: in the order in which the node runs them.
-        ends: the transfers among them that move anything, and how many there are in all.
+        ends: the transfers among them that move anything.
+        transfers: how many there are in all.
+        launches: how many launches.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class QueueGraph:
         self.steps: list[PartStep] = part.by_number
         self.ends: list[End] = []
         self.transfers = 0
+        self.launches = sum(isinstance(step.op, LaunchOp) for step in self.steps)
         for step in self.steps:
             if isinstance(step.op, SendOp | ReceiveOp):
                 sends = isinstance(step.op, SendOp)
