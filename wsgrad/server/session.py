@@ -17,21 +17,27 @@ from wsgrad.server.graphs import Graphs
 from wsgrad.server.limits import MAX_QUEUES, MAX_RETAINED, Limits
 from wsgrad.server.nodes import missing_device
 from wsgrad.server.queue import Queue
+from wsgrad.server.routes import RELAYED, Routes
 from wsgrad.server.tables import Quota
 from wsgrad.server.transfers import Transfers
 from wsgrad.transport import cbor
 from wsgrad.transport.link import Link
 from wsgrad.transport.messages import (
     Abort,
+    Ack,
     Batch,
     Bye,
     Chunk,
     Close,
+    Credit,
     Devices,
+    Dial,
+    Failed,
     Forget,
     KnownProgram,
     Launches,
     Open,
+    Peer,
     Program,
     Record,
     Release,
@@ -108,6 +114,10 @@ class Session:
         self.answers = Answers(self.later)
         self.events = Events()
         self.transfers = Transfers()
+        self.tickets = hub.tickets
+        self.peer_rules = hub.peer_rules
+        self.server_name = hub.name
+        self.routes = Routes(self)
         self.connection: TrioConnection | None = None
         self.ended = trio.Event()
         self.freed = trio.Event()
@@ -115,7 +125,7 @@ class Session:
         self._hub = hub
         self._link = Link()
         self._queues: dict[int, Queue] = {}
-        self._graphs = Graphs(self._queues.get, self.start, self.later)
+        self._graphs = Graphs(self._queues.get, self.start, self.later, self.flow_from, self.flow_to)
         self._todo: dict[Queue, None] = {}
         self._work = trio.Event()
         self._nursery: trio.Nursery | None = None
@@ -169,6 +179,7 @@ class Session:
         self._end_code = (code, reason)
         for queue in self._queues.values():
             queue.close()
+        self.routes.close()
         self._queues.clear()
         self._todo.clear()
         if self.connection is not None:
@@ -255,6 +266,8 @@ class Session:
                 connection.send(cbor.encode(message_array(Seen(self._link.received))))
         self.statistics.received += received.nbytes
         match message:
+            case Chunk() | Abort() | Credit() | Ack() | Failed() if message.queue >= RELAYED:
+                self.routes.relayed(message, received.bulk)
             case Batch() | Launches() | Program() | KnownProgram() | Source() | Chunk() | Abort() | Reopen():
                 self._queue(message.queue).submit(message, received.raw, received.bulk)
             case Record():
@@ -272,6 +285,10 @@ class Session:
                 self.events.release(message.events)
             case Settle():
                 self.events.settle(message)
+            case Peer():
+                self.routes.offer(message.route)
+            case Dial():
+                self.routes.dial(message)
             case Open():
                 self._open(message)
             case Close():
@@ -301,6 +318,8 @@ class Session:
         """
         flow = self.transfers.flow(command.route, command.transfer)
         flow.send(command.nbytes)
+        if command.route:
+            self.routes.outgoing(command.route, flow, command.nbytes)
         return flow
 
     def flow_to(self, command: Receive) -> Flow:
@@ -311,6 +330,8 @@ class Session:
         """
         flow = self.transfers.flow(command.route, command.transfer)
         flow.receive(command.nbytes)
+        if command.route:
+            self.routes.incoming(command.route, flow)
         return flow
 
     def compile(self, source: str, message: Program) -> Job:
@@ -343,6 +364,8 @@ class Session:
         return queue
 
     def _open(self, message: Open) -> None:
+        if message.queue >= RELAYED:
+            raise ProtocolError(f"queue {message.queue}; numbers of queues are below {RELAYED}")
         if message.queue in self._queues:
             raise ProtocolError(f"queue {message.queue} is open already")
         if len(self._queues) >= 2 * MAX_QUEUES:
