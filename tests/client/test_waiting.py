@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ADD, COUNT, SPIN
+from kernels import ADD, COUNT, SPIN
 
 import wsgrad
 
