@@ -9,10 +9,6 @@ import pytest
 import wsgrad
 from wsgrad.client.embedded import EmbeddedServer
 
-ADD = "void add(float *y, const float *x, float a, int n) { for (int i = 0; i < n; i++) y[i] += a * x[i]; }"
-COUNT = "void count(int *n) { n[0]++; }"
-SPIN = "void spin(long n) { for (volatile long i = 0; i < n; i++); }"
-
 
 @pytest.fixture(scope="session")
 def real_server() -> Iterator[EmbeddedServer]:

@@ -35,7 +35,7 @@ def main() -> None:
 
     def launch() -> None:
         nonlocal launched
-        for _ in range(50):
+        for _ in range(rng.choice([50, 700])):  # a full batch is sent by the launch that finds it full
             count(counter)
             launched += 1
 

@@ -5,7 +5,8 @@ import pytest
 import trio
 import trio.lowlevel
 import trio.testing
-from conftest import ADD, COUNT, SPIN
+from kernels import ADD, COUNT, SPIN
+from test_connect import assert_sessions, sessions
 
 import wsgrad
 
@@ -153,14 +154,22 @@ async def test_errors_come_bare_and_once(url):
         await buffers[0].numpy()
 
 
-async def test_a_cancelled_session_is_closed(url):
+async def test_a_cancelled_session_is_closed_on_the_server_too(url):
+    for _ in range(10):
+        before = await trio.to_thread.run_sync(sessions, url)
+        with trio.CancelScope() as scope:
+            async with wsgrad.open_server(url) as server:
+                server.devices["cpu"].zeros(3)
+                scope.cancel()
+                await trio.sleep(1)
+        assert scope.cancelled_caught
+        assert server.closed
+        await trio.to_thread.run_sync(assert_sessions, url, before)
     with trio.CancelScope() as scope:
-        async with wsgrad.open_server(url) as server:
-            server.devices["cpu"].zeros(3)
-            scope.cancel()
-            await trio.sleep(1)
+        scope.cancel()
+        async with wsgrad.open_server(url):
+            pass
     assert scope.cancelled_caught
-    assert server.closed
 
 
 async def test_an_embedded_server_ends_with_the_session():

@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 import trio
-from conftest import COUNT
-from proxy import Proxy
+from cutting_proxy import Proxy
+from kernels import COUNT
 
 import wsgrad
 

@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 import trustme
-from conftest import COUNT
+from kernels import COUNT
 
 import wsgrad
 from wsgrad.client.embedded import EmbeddedServer
@@ -224,9 +224,9 @@ def test_an_embedded_server_never_outlives_its_parent(rest, kill):
 
 def test_a_program_that_forgets_to_close_leaves_no_session(url, real_server):
     code = f"import wsgrad\nserver = wsgrad.connect({url!r})\nx = server.devices['cpu'].zeros(4)\nx.fill(1)"
+    before = sessions(url)
     subprocess.run([sys.executable, "-c", code], check=True)
-    with wsgrad.connect(url):
-        assert sessions(url) == 1
+    assert_sessions(url, before)
 
 
 def sessions(url):
@@ -242,6 +242,13 @@ def sessions(url):
     return len(status["sessions"]) if isinstance(status["sessions"], list) else status["sessions"]
 
 
+def assert_sessions(url, count):
+    deadline = time.monotonic() + 5
+    while (there := sessions(url)) != count:
+        assert time.monotonic() < deadline, f"{there} sessions, not {count}"
+        time.sleep(0.01)
+
+
 def test_a_server_object_that_is_dropped_ends_its_session(url):
     server = wsgrad.connect(url)
     server.devices["cpu"].zeros(4).numpy()
@@ -250,10 +257,7 @@ def test_a_server_object_that_is_dropped_ends_its_session(url):
     import gc
 
     gc.collect()
-    deadline = time.monotonic() + 5
-    while sessions(url) != before - 1:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert_sessions(url, before - 1)
 
 
 def test_an_embedded_server_that_can_not_start_says_why(monkeypatch):

@@ -28,6 +28,7 @@ from wsgrad.transport.messages import (
     Close,
     Compiled,
     Credit,
+    Devices,
     Failed,
     Launches,
     Open,
@@ -410,6 +411,12 @@ def test_the_end_of_a_session_settles_everything_with_its_error(wire, queue):
         wire.session.open_queue("n/cpu/0")
     with pytest.raises(ConnectionLost, match="the server is gone"):
         queue.raise_unraised()
+
+
+def test_devices_that_come_and_go_are_noted(wire):
+    rows = [{"id": "b/cpu/0", "kind": "cpu"}]
+    wire.say(Devices(rows))
+    assert wire.session.devices == rows
 
 
 def test_a_refusal_is_kept_as_its_named_error():

@@ -4,7 +4,7 @@ import gc
 
 import numpy as np
 import pytest
-from conftest import ADD, COUNT
+from kernels import ADD, COUNT
 
 import wsgrad
 

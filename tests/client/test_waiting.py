@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ADD, COUNT, SPIN
+from kernels import ADD, COUNT, SPIN
 
 import wsgrad
 
@@ -88,7 +88,7 @@ def test_commands_run_without_anybody_waiting(device):
 
 
 def test_a_hundred_launches_and_a_read_take_one_round_trip(url):
-    """Counted in messages that the client waits for: one answer, however many launches."""
+    """Counted in how often the caller waits for anything."""
     with wsgrad.connect(url) as server:
         device = server.devices["cpu"]
         x, count = device.zeros(1, np.int32), device.program(COUNT, "count")
@@ -98,7 +98,8 @@ def test_a_hundred_launches_and_a_read_take_one_round_trip(url):
         original = server._driver.unlocked
 
         def unlocked(function):
-            polls.append(1)
+            if threading.current_thread() is threading.main_thread():
+                polls.append(1)
             return original(function)
 
         server._driver.unlocked = unlocked
@@ -106,6 +107,7 @@ def test_a_hundred_launches_and_a_read_take_one_round_trip(url):
             count(x)
         assert not polls
         assert x.numpy()[0] == 100
+        assert 1 <= len(polls) <= 3  # its answer may come in pieces
 
 
 def test_threads_share_a_session(device, rng):

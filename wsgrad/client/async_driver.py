@@ -52,6 +52,8 @@ class AsyncDriver:
         self._connection: TrioConnection | None = None
         self._closing = False
         self._gone = trio.Event()
+        # Where the caller's scope is cancelled, the connection must live on until good-bye is said.
+        self._life = trio.CancelScope(shield=True)
         self._work = trio.Event()
         session.wake = self._wake
 
@@ -91,7 +93,7 @@ class AsyncDriver:
             self._connection.wake()
 
     async def close(self) -> None:
-        """Say bye and wait a moment for the server's answer. Idempotent; closes even when cancelled."""
+        """Say bye, wait a moment for the server's answer, end `run`. Idempotent; closes even when cancelled."""
         if not self._closing:
             self._closing = True
             if self._connection is not None and self.session.attached:
@@ -101,6 +103,7 @@ class AsyncDriver:
                 with trio.move_on_after(CLOSE_SECONDS, shield=True):
                     await self._gone.wait()
         self.session.end(ConnectionLost("the session is closed: its `async with` has ended"))
+        self._life.cancel()
 
     def _wake(self) -> None:
         self.session.asleep = False
@@ -109,13 +112,14 @@ class AsyncDriver:
     # -- the background task ------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Connect, and stay connected, until the session is over."""
+        """Connect, and stay connected, until the session is over or `close` is called, whatever else is cancelled."""
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._flush_after_a_while)
-                nursery.start_soon(self._tick)
-                await self._stay_connected()
-                nursery.cancel_scope.cancel()
+            with self._life:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._flush_after_a_while)
+                    nursery.start_soon(self._tick)
+                    await self._stay_connected()
+                    nursery.cancel_scope.cancel()
         finally:
             self._gone.set()
             self.opened.set()

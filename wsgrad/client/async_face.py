@@ -318,7 +318,11 @@ async def _open(nursery: trio.Nursery, target: Target, embedded: EmbeddedServer 
         server = AsyncServer(target, embedded)
         driver = server._driver
         nursery.start_soon(driver.run)
-        await driver.opened.wait()
+        try:
+            await driver.opened.wait()
+        except trio.Cancelled:
+            await driver.close()
+            raise
         if server._session.attached:
             return server
         if not isinstance(driver.error, ConnectionRefusedError):
