@@ -212,15 +212,14 @@ class Session:
         """
         message = parse_message(head)
         self._parsed = (head, message)
-        match message:
-            case ReadData(number, answered, _):
-                queue = self._queues.get(number)
-                return queue.pending.read_destination(answered, nbytes) if queue is not None else None
-            case Chunk(number, transfer, offset):
-                queue = self._queues.get(number)
-                return queue.pending.chunk_destination(transfer, offset, nbytes) if queue is not None else None
-            case _:
-                raise ProtocolError(f"the server sent {type(message).__name__}, which only clients send")
+        if not isinstance(message, ReadData | Chunk):
+            raise ProtocolError(f"the server sent {type(message).__name__}, which only clients send")
+        queue = self._queues.get(message.queue)
+        if queue is None:
+            return None
+        if isinstance(message, ReadData):
+            return queue.pending.read_destination(message.number, nbytes)
+        return queue.pending.chunk_destination(message.transfer, message.offset, nbytes)
 
     def handle(self, received: Received) -> None:
         """Take one message of the connection.
@@ -229,9 +228,8 @@ class Session:
             ProtocolError: it is malformed, not due, or not the server's to send.
         """
         head = received.head
-        parsed = self._parsed
+        parsed, self._parsed = self._parsed, None
         message = parsed[1] if parsed is not None and parsed[0] is head else parse_message(head)
-        self._parsed = None
         if not self.attached:
             self._attach(message)
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from wsgrad.transport.cbor import encode
 from wsgrad.transport.messages import CHUNK_BYTES, SLOTS, Abort, Chunk, message_array
@@ -36,15 +36,7 @@ class Stream:
     aborted: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class _Item:
-    head: bytes
-    bulk: bytes | None
-    last: int
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.head) + (len(self.bulk) if self.bulk is not None else 0)
+_Item: TypeAlias = tuple[bytes, bytes | None, int, int]
 
 
 class Outbox:
@@ -70,10 +62,13 @@ class Outbox:
         return bool(self._items)
 
     def put(self, head: bytes, bulk: bytes | None, last: int) -> None:
-        """Add a message that brings the commands up to number `last`."""
-        item = _Item(head, bulk, last)
-        self.unsent_bytes += item.nbytes
-        self._items.append(item)
+        """Add a message that brings the commands up to number `last`; it goes to the link at once if it may."""
+        nbytes = len(head) if bulk is None else len(head) + len(bulk)
+        if not self._items and (not self._unacked_bytes or self._unacked_bytes + nbytes <= WINDOW):
+            self._push(head, bulk, last, nbytes)
+        else:
+            self.unsent_bytes += nbytes
+            self._items.append((head, bulk, last, nbytes))
 
     def put_stream(self, stream: Stream) -> None:
         """Add the chunks of an upload, behind its command."""
@@ -96,7 +91,7 @@ class Outbox:
 
     def pump(self) -> None:
         """Give the link what window and credit allow."""
-        items, link = self._items, self._link
+        items = self._items
         while items:
             item = items[0]
             if isinstance(item, Stream):
@@ -104,16 +99,19 @@ class Outbox:
                     return
                 self.unsent_bytes -= item.held
             else:
-                nbytes = item.nbytes
+                head, bulk, last, nbytes = item
                 if self._unacked_bytes and self._unacked_bytes + nbytes > WINDOW:
                     return
-                link.push(item.head, item.bulk)
                 self.unsent_bytes -= nbytes
-                if item.last:
-                    self.pushed = item.last
-                    self._unacked_bytes += nbytes
-                    self._sent.append((item.last, nbytes))
+                self._push(head, bulk, last, nbytes)
             items.popleft()
+
+    def _push(self, head: bytes, bulk: bytes | None, last: int, nbytes: int) -> None:
+        self._link.push(head, bulk)
+        if last:
+            self.pushed = last
+            self._unacked_bytes += nbytes
+            self._sent.append((last, nbytes))
 
     def _pump_stream(self, stream: Stream) -> bool:
         """Whether nothing more of it is to come."""
