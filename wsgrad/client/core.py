@@ -80,6 +80,7 @@ class Session:
         self._parsed: tuple[list[object], Message] | None = None
         self._conditions: list[tuple[Callable[[], bool], Wait[None]]] = []
         self._unopened: list[Queue] = []
+        self._told = False  # whether a caller has met what ended the session
 
     # -- connections --------------------------------------------------------------------------------------------------
 
@@ -101,8 +102,9 @@ class Session:
         self.ended = Failure(-1, error_code(error), str(error), error.details)
         self.attached = False
         for queue in self._queues.values():
-            queue.end(self.ended)
+            self._told |= queue.end(self.ended)
         for _, wait in self._conditions:
+            self._told |= not wait.done
             wait.fail(self.ended.error())
         self._conditions.clear()
 
@@ -121,6 +123,7 @@ class Session:
     def check(self) -> None:
         """Raise what ended the session, if anything did."""
         if self.ended is not None:
+            self._told = True
             raise self.ended.error()
 
     def bye(self) -> None:
@@ -200,6 +203,9 @@ class Session:
             failure, queue.unraised = queue.unraised, None
             if failure is not None:
                 return failure.error()
+        if self.ended is not None and not self._told:
+            self._told = True
+            return self.ended.error()
         return None
 
     # -- what the server says -----------------------------------------------------------------------------------------

@@ -205,13 +205,15 @@ class Pending:
             wait.fail(failure.error())
         return bool(waits)
 
-    def fail_compilations(self, failure: Failure) -> None:
-        """No program that is still compiling will be heard of again."""
+    def fail_compilations(self, failure: Failure) -> bool:
+        """No program that is still compiling will be heard of again. Returns whether anybody waited for one."""
+        waited = any(not wait.done for _, wait in self._compiling)
         for compilation in self._compilations.values():
             compilation.done = True
             compilation.failure = failure
         self._compilations.clear()
         self._settle_compiling()
+        return waited
 
     def _settle_compiling(self) -> None:
         waiting = []

@@ -336,12 +336,15 @@ class Queue:
             self.command(Clear(failure.number))
         self.flush()
 
-    def end(self, failure: Failure) -> None:
-        """The session or the queue is over: everything that waits fails, nothing more is sent."""
-        self._end_life(failure)
-        self.pending.fail_from(-1, failure)
+    def end(self, failure: Failure) -> bool:
+        """The session or the queue is over: everything that waits fails, nothing more is sent.
 
-    def _end_life(self, failure: Failure) -> None:
+        Returns whether anybody waited.
+        """
+        compiling = self._end_life(failure)
+        return self.pending.fail_from(-1, failure) or compiling
+
+    def _end_life(self, failure: Failure) -> bool:
         if self.life.dead is None:
             self.life.dead = failure
-        self.pending.fail_compilations(failure)
+        return self.pending.fail_compilations(failure)
