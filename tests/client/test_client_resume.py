@@ -181,3 +181,29 @@ def test_the_newest_connection_of_a_session_wins(url):
         x.numpy()
     driver.close()
     first.close()
+
+
+def test_a_loss_that_no_call_met_is_raised_by_closing(proxy):
+    server = wsgrad.connect(proxy.url)
+    server.devices["cpu"].array(np.arange(10)).numpy()
+    proxy.refuse()
+    deadline = time.monotonic() + 5
+    while not server.closed:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with pytest.raises(wsgrad.ConnectionLost, match="nothing listens there"):
+        server.close()
+    server.close()
+
+
+async def test_a_loss_that_no_task_met_is_raised_at_the_end(proxy):
+    async def lose():
+        async with wsgrad.open_server(proxy.url) as server:
+            await (await server.devices["cpu"].array(np.arange(10))).numpy()
+            proxy.refuse()
+            with trio.fail_after(5):
+                while not server.closed:  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+
+    with pytest.raises(wsgrad.ConnectionLost, match="nothing listens there"):
+        await lose()

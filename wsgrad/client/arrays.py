@@ -46,6 +46,8 @@ def bytes_of(array: Array) -> memoryview:
     """The memory of a C-contiguous array as unsigned bytes; works for every dtype, unlike `memoryview(array)`."""
     if array.nbytes == 0:
         return _EMPTY
+    if array.dtype.kind in "iufb" and array.dtype.itemsize <= 8:
+        return array.data.cast("B")  # the quick way, which knows few dtypes
     view: memoryview = array.reshape(-1).view(np.uint8).data
     return view
 

@@ -200,14 +200,12 @@ class AsyncServer(BaseServer[AsyncDevice]):
         """Wait for what was issued.
 
         Raises:
-            WsgradError: an error of a command that no call has raised yet.
+            WsgradError: what no call has raised yet: an error of a command, or the loss of the connection.
         """
         error: WsgradError | None = None
         for wait in self._driver.call(self._session.drained):
             try:
                 await self._driver.wait(lambda wait=wait: wait)  # type: ignore[misc]
-            except ConnectionLost:
-                break
             except WsgradError as exc:
                 error = error or exc
         error = self._session.take_unraised() or error
@@ -275,7 +273,7 @@ async def open_server(
     Raises:
         ConnectionLost: there is no server, or it left.
         Unauthorized: the token, or the server's certificate, is wrong.
-        WsgradError: at the end, an error of a command that no call has raised yet.
+        WsgradError: at the end, what no call has raised yet: an error of a command, or the loss of the connection.
     """
     wanted = wanted_url(url)
     embedded = None
@@ -292,8 +290,7 @@ async def open_server(
                 if cache:
                     server._start_caching()
                 yield server
-                if not server._session.over:
-                    await server._drain()
+                await server._drain()
             except BaseException as exc:
                 # Raised again outside the nursery, which would wrap it into a group.
                 error = exc

@@ -173,6 +173,7 @@ class Server(BaseServer[Device]):
         session = Session(agent=AGENT, debug=debugging())
         super().__init__(session, url=target.url, address=endpoint.url, count=endpoint.count)
         self._embedded = embedded
+        self._ended = False
         self._driver = BlockingDriver(
             session,
             lambda timeout: dial(endpoint, route=ROUTE, token=target.token, cafile=target.cafile, timeout=timeout),
@@ -211,19 +212,16 @@ class Server(BaseServer[Device]):
         """Wait for what was issued, then end the session: the server frees everything of it. Idempotent.
 
         Raises:
-            WsgradError: an error of a command that no call has raised yet.
+            WsgradError: what no call has raised yet: an error of a command, or the loss of the connection.
             TimeoutError: what was issued took longer than `timeout` seconds; the session is ended all the same.
         """
-        if self._session.over:
-            self._end()
+        if self._ended:
             return
         error: WsgradError | None = None
         try:
             for wait in self._driver.call(self._session.drained):
                 try:
                     self._driver.run(lambda wait=wait: wait, timeout)  # type: ignore[misc]
-                except ConnectionLost:
-                    break
                 except WsgradError as exc:
                     error = error or exc
             error = self._session.take_unraised() or error
@@ -233,6 +231,7 @@ class Server(BaseServer[Device]):
             raise error
 
     def _end(self) -> None:
+        self._ended = True
         self._abandon.detach()
         try:
             self._driver.close()

@@ -89,6 +89,7 @@ class Session:
         self._parsed: tuple[list[object], Message] | None = None
         self._conditions: list[tuple[Callable[[], bool], Wait[None]]] = []
         self._unopened: list[Queue] = []
+        self._told = False  # whether a caller has met what ended the session
 
     # -- connections --------------------------------------------------------------------------------------------------
 
@@ -110,8 +111,9 @@ class Session:
         self.ended = Failure(-1, error_code(error), str(error), error.details)
         self.attached = False
         for queue in self._queues.values():
-            queue.end(self.ended)
+            self._told |= queue.end(self.ended)
         for _, wait in self._conditions:
+            self._told |= not wait.done
             wait.fail(self.ended.error())
         self._conditions.clear()
 
@@ -130,6 +132,7 @@ class Session:
     def check(self) -> None:
         """Raise what ended the session, if anything did."""
         if self.ended is not None:
+            self._told = True
             raise self.ended.error()
 
     def bye(self) -> None:
@@ -213,6 +216,9 @@ class Session:
             failure, queue.unraised = queue.unraised, None
             if failure is not None:
                 return failure.error()
+        if self.ended is not None and not self._told:
+            self._told = True
+            return self.ended.error()
         return None
 
     # -- what the server says -----------------------------------------------------------------------------------------
@@ -225,15 +231,14 @@ class Session:
         """
         message = parse_message(head)
         self._parsed = (head, message)
-        match message:
-            case ReadData(number, answered, _):
-                queue = self._queues.get(number)
-                return queue.pending.read_destination(answered, nbytes) if queue is not None else None
-            case Chunk(number, transfer, offset):
-                queue = self._queues.get(number)
-                return queue.pending.chunk_destination(transfer, offset, nbytes) if queue is not None else None
-            case _:
-                raise ProtocolError(f"the server sent {type(message).__name__}, which only clients send")
+        if not isinstance(message, ReadData | Chunk):
+            raise ProtocolError(f"the server sent {type(message).__name__}, which only clients send")
+        queue = self._queues.get(message.queue)
+        if queue is None:
+            return None
+        if isinstance(message, ReadData):
+            return queue.pending.read_destination(message.number, nbytes)
+        return queue.pending.chunk_destination(message.transfer, message.offset, nbytes)
 
     def handle(self, received: Received) -> None:
         """Take one message of the connection.
@@ -242,9 +247,8 @@ class Session:
             ProtocolError: it is malformed, not due, or not the server's to send.
         """
         head = received.head
-        parsed = self._parsed
+        parsed, self._parsed = self._parsed, None
         message = parsed[1] if parsed is not None and parsed[0] is head else parse_message(head)
-        self._parsed = None
         if not self.attached:
             self._attach(message)
             return

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 
 class Ids:
-    """Small integers from 0 up. One is used again only after the command that freed it was acknowledged."""
+    """Small integers from 0 up, each for one thing at a time.
+
+    Attributes:
+        freeing: how many are on their way back: freed by a command that is not acknowledged.
+    """
 
     def __init__(self, limit: int, what: str, flag: str) -> None:
         self._limit = limit
@@ -25,7 +29,7 @@ class Ids:
         self._flag = flag
         self._next = 0
         self._free: list[int] = []
-        self._freeing: deque[tuple[int, int]] = deque()
+        self.freeing = 0
 
     @property
     def exhausted(self) -> bool:
@@ -35,7 +39,7 @@ class Ids:
     @property
     def short(self) -> bool:
         """Whether none is left, but some are on their way back."""
-        return self.exhausted and bool(self._freeing)
+        return self.exhausted and self.freeing > 0
 
     def take(self) -> int:
         """An id that nothing else has.
@@ -54,14 +58,10 @@ class Ids:
         self._next += 1
         return self._next - 1
 
-    def freed(self, identity: int, number: int) -> None:
-        """Command `number` frees this id."""
-        self._freeing.append((number, identity))
-
-    def acknowledged(self, number: int) -> None:
-        """Commands up to `number` have run."""
-        while self._freeing and self._freeing[0][0] <= number:
-            self._free.append(self._freeing.popleft()[1])
+    def give(self, identity: int) -> None:
+        """This one may be used again."""
+        self.freeing -= 1
+        self._free.append(identity)
 
 
 class Life:
@@ -76,12 +76,13 @@ class Life:
         programs: ids of programs.
     """
 
-    __slots__ = ("__weakref__", "buffers", "dead", "freed", "handles", "programs")
+    __slots__ = ("__weakref__", "_freeing", "buffers", "dead", "freed", "handles", "programs")
 
     def __init__(self, *, max_buffers: int, max_programs: int) -> None:
         self.dead: Failure | None = None
         self.freed: deque[Reference] = deque()
         self.handles: dict[int, Reference] = {}
+        self._freeing: deque[tuple[int, int]] = deque()
         self.buffers = Ids(max_buffers, "buffers and views", "--max-buffers")
         self.programs = Ids(max_programs, "programs", "--max-programs")
 
@@ -95,3 +96,18 @@ class Life:
                 del self.handles[reference.key]
                 keys.append(reference.key)
         return keys
+
+    def freeing(self, key: int, number: int) -> None:
+        """Command `number` frees what this key stands for. Its id is used again once that was acknowledged."""
+        self._freeing.append((number, key))
+        (self.buffers if key >= 0 else self.programs).freeing += 1
+
+    def acknowledged(self, number: int) -> None:
+        """Commands up to `number` have run."""
+        freeing = self._freeing
+        while freeing and freeing[0][0] <= number:
+            key = freeing.popleft()[1]
+            if key >= 0:
+                self.buffers.give(key)
+            else:
+                self.programs.give(~key)

@@ -106,10 +106,13 @@ class Outbox:
         return bool(self._items) or bool(self._cached)
 
     def put(self, head: bytes, bulk: bytes | None, last: int) -> None:
-        """Add a message that brings the commands up to number `last`."""
-        item = _Item(head, bulk, last)
-        self.unsent_bytes += item.nbytes
-        self._items.append(item)
+        """Add a message that brings the commands up to number `last`; it goes to the link at once if it may."""
+        nbytes = len(head) if bulk is None else len(head) + len(bulk)
+        if not self._items and (not self._unacked_bytes or self._unacked_bytes + nbytes <= WINDOW):
+            self._push(head, bulk, last, nbytes)
+        else:
+            self.unsent_bytes += nbytes
+            self._items.append(_Item(head, bulk, last))
 
     def put_joint(self, joint: Joint, head: bytes, last: int) -> None:
         """Add a message's place in this queue; number `last` is 0 where it is no command."""
@@ -173,7 +176,7 @@ class Outbox:
             self._pump_items()
 
     def _pump_items(self) -> None:
-        items, link = self._items, self._link
+        items = self._items
         while items:
             item = items[0]
             if isinstance(item, Stream):
@@ -190,16 +193,8 @@ class Outbox:
                 joint = item.joint
                 if joint is not None and not joint.arrived(self):
                     return
-                if joint is None or not joint.sent:
-                    link.push(item.head, item.bulk)
                 self.unsent_bytes -= nbytes
-                if item.last:
-                    self.pushed = item.last
-                    self._unacked_bytes += nbytes
-                    self._sent.append((item.last, nbytes))
-                    if self._cached:
-                        # Before what comes next: a reopening waits for all uploads to end.
-                        self._abort_cached()
+                self._push(item.head, item.bulk, item.last, nbytes, link=joint is None or not joint.sent)
                 if joint is not None and not joint.sent:
                     joint.sent = True
                     items.popleft()
@@ -229,6 +224,17 @@ class Outbox:
         for stream in [stream for stream in self._cached if stream.aborted and stream.number <= self.pushed]:
             self._link.push(encode(message_array(Abort(self._queue, stream.transfer))))
             self._cached.remove(stream)
+
+    def _push(self, head: bytes, bulk: bytes | None, last: int, nbytes: int, *, link: bool = True) -> None:
+        if link:
+            self._link.push(head, bulk)
+        if last:
+            self.pushed = last
+            self._unacked_bytes += nbytes
+            self._sent.append((last, nbytes))
+            if self._cached:
+                # Before what comes next: a reopening waits for all uploads to end.
+                self._abort_cached()
 
     def _pump_stream(self, stream: Stream) -> bool:
         """Whether nothing more of it is to come."""

@@ -20,15 +20,23 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(slots=True, eq=False)
-class Incoming:
-    """A read under way."""
+class Incoming(Wait[T]):
+    """A read under way, and the wait for it."""
 
-    number: int
-    nbytes: int
-    sink: Sink
-    wait: Wait[Any]
-    received: int = 0
+    __slots__ = ("nbytes", "number", "received", "sink")
+
+    def __init__(
+        self,
+        nbytes: int,
+        sink: Sink,
+        finish: Callable[[object], T],
+        withdraw: Callable[[], None],
+    ) -> None:
+        super().__init__(finish, withdraw=withdraw)
+        self.number = 0
+        self.nbytes = nbytes
+        self.sink = sink
+        self.received = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -51,8 +59,8 @@ class Pending:
         self.acknowledged = -1
         self._acks: list[tuple[int, Wait[Any]]] = []
         self._results: dict[int, Wait[Any]] = {}
-        self._reads: dict[int, Incoming] = {}
-        self._downloads: dict[int, Incoming] = {}
+        self._reads: dict[int, Incoming[Any]] = {}
+        self._downloads: dict[int, Incoming[Any]] = {}
         self._compilations: dict[int, Compilation] = {}
         self._compiling: list[tuple[list[Compilation], Wait[Any]]] = []
 
@@ -83,7 +91,7 @@ class Pending:
         self._results[number] = wait
         return wait
 
-    def read(self, incoming: Incoming) -> None:
+    def read(self, incoming: Incoming[Any]) -> None:
         """Expect the answer to a small read."""
         self._reads[incoming.number] = incoming
 
@@ -91,7 +99,7 @@ class Pending:
         """Nobody waits for this read any more."""
         self._reads.pop(number, None)
 
-    def download(self, transfer: int, incoming: Incoming) -> None:
+    def download(self, transfer: int, incoming: Incoming[Any]) -> None:
         """Expect the chunks of a download."""
         self._downloads[transfer] = incoming
 
@@ -146,7 +154,7 @@ class Pending:
         incoming = self._reads.pop(number, None)
         if incoming is not None:
             incoming.sink.accept(data)
-            incoming.wait.settle()
+            incoming.settle()
 
     def on_chunk(self, transfer: int, data: memoryview) -> None:
         """A chunk of a download, received where `chunk_destination` said."""
@@ -157,7 +165,7 @@ class Pending:
         incoming.received += len(data)
         if incoming.received == incoming.nbytes:
             del self._downloads[transfer]
-            incoming.wait.settle()
+            incoming.settle()
 
     def on_result(self, number: int, value: object) -> None:
         """The value of a command."""
@@ -167,7 +175,8 @@ class Pending:
 
     def on_ack(self, number: int) -> None:
         """All commands up to `number` have run or were dropped."""
-        self.acknowledged = max(self.acknowledged, number)
+        if number > self.acknowledged:
+            self.acknowledged = number
         if self._acks:
             due = [wait for last, wait in self._acks if last <= number]
             self._acks = [entry for entry in self._acks if entry[0] > number]
@@ -190,19 +199,21 @@ class Pending:
         self._acks = [entry for entry in self._acks if entry[0] < number]
         waits += [self._results.pop(last) for last in list(self._results) if last >= number]
         for table in (self._reads, self._downloads):
-            waits += [table.pop(key).wait for key, incoming in list(table.items()) if incoming.number >= number]
+            waits += [table.pop(key) for key, incoming in list(table.items()) if incoming.number >= number]
         waits = [wait for wait in waits if not wait.done]
         for wait in waits:
             wait.fail(failure.error())
         return bool(waits)
 
-    def fail_compilations(self, failure: Failure) -> None:
-        """No program that is still compiling will be heard of again."""
+    def fail_compilations(self, failure: Failure) -> bool:
+        """No program that is still compiling will be heard of again. Returns whether anybody waited for one."""
+        waited = any(not wait.done for _, wait in self._compiling)
         for compilation in self._compilations.values():
             compilation.done = True
             compilation.failure = failure
         self._compilations.clear()
         self._settle_compiling()
+        return waited
 
     def _settle_compiling(self) -> None:
         waiting = []

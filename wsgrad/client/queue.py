@@ -110,13 +110,7 @@ class Queue:
 
     def command(self, command: Command, *, nbytes: int = 48, line: str = "") -> int:
         """Issue a command that takes about `nbytes` bytes in its message; returns its number."""
-        if self.launches:
-            self._take_launches()
-        if self._batch_nbytes + nbytes > _MAX_BATCH_NBYTES:
-            self._close_batch()
-        self._batch.append(command_array(command))
-        self._batch_nbytes += nbytes
-        return self._take_number(line)
+        return self._append(command_array(command), nbytes, line)
 
     def write(self, buffer: int, data: memoryview, *, line: str = "") -> None:
         """Issue a write of up to `INLINE_BYTES` bytes, which are copied."""
@@ -158,27 +152,27 @@ class Queue:
         """Issue a read of a whole buffer or view into `sink`."""
         if not nbytes:
             return self.synchronize(finish)
-        small = nbytes <= INLINE_BYTES
-        transfer = self._transfer()
-        number = self.command(Read(buffer, 0, nbytes) if small else Download(transfer, buffer, 0, nbytes), line=line)
-
-        def withdraw() -> None:
-            if small:
-                self.pending.forget_read(number)
-            elif self.pending.forget_download(transfer):
-                self._close_batch()
-                self.outbox.abort(transfer, number)
-                self.outbox.pump()
-            if self.release is not None:
-                self.release(sink.owner)
-
-        wait: Wait[T] = Wait(finish, withdraw=withdraw)
-        incoming = Incoming(number, nbytes, sink, wait)
-        if small:
+        incoming: Incoming[T]
+        if nbytes <= INLINE_BYTES:
+            incoming = Incoming(nbytes, sink, finish, lambda: self._withdraw_read(incoming, None))
+            incoming.number = self._append([Read.KIND, buffer, 0, nbytes], 48, line)
             self.pending.read(incoming)
         else:
+            transfer = self._transfer()
+            incoming = Incoming(nbytes, sink, finish, lambda: self._withdraw_read(incoming, transfer))
+            incoming.number = self.command(Download(transfer, buffer, 0, nbytes), line=line)
             self.pending.download(transfer, incoming)
-        return wait
+        return incoming
+
+    def _withdraw_read(self, incoming: Incoming[T], transfer: int | None) -> None:
+        if transfer is None:
+            self.pending.forget_read(incoming.number)
+        elif self.pending.forget_download(transfer):
+            self._close_batch()
+            self.outbox.abort(transfer, incoming.number)
+            self.outbox.pump()
+        if self.release is not None:
+            self.release(incoming.sink.owner)
 
     def timed_launch(self, launch: Launch, *, line: str = "") -> Wait[float]:
         """Issue a timed launch; the result is in seconds."""
@@ -277,13 +271,20 @@ class Queue:
         freed = self.life.take_freed() if self.life.freed else ()
         if self.launches:
             self._take_launches()
-        for identity in freed:
-            if identity >= 0:
-                self.life.buffers.freed(identity, self.command(Free(identity)))
-            else:
-                self.life.programs.freed(~identity, self.command(Drop(~identity)))
+        for key in freed:
+            self.life.freeing(key, self.command(Free(key) if key >= 0 else Drop(~key)))
         self._close_batch()
-        self.outbox.pump()
+        if self.outbox:
+            self.outbox.pump()
+
+    def _append(self, array: list[object], nbytes: int, line: str) -> int:
+        if self.launches:
+            self._take_launches()
+        if self._batch_nbytes + nbytes > _MAX_BATCH_NBYTES:
+            self._close_batch()
+        self._batch.append(array)
+        self._batch_nbytes += nbytes
+        return self._take_number(line)
 
     def _take_number(self, line: str) -> int:
         number = self._next
@@ -356,14 +357,14 @@ class Queue:
         if number >= self._next:
             raise ProtocolError(f"command {number} was acknowledged, but only {self._next - 1} were issued")
         self.outbox.acknowledged(number)
-        self.life.buffers.acknowledged(number)
-        self.life.programs.acknowledged(number)
+        self.life.acknowledged(number)
         for named in [named for named in self._named if named <= number]:
             del self._named[named]
         while self._issued_at and self._issued_at[0][0] <= number:
             self._issued_at.popleft()
         self.pending.on_ack(number)
-        self.outbox.pump()
+        if self.outbox:
+            self.outbox.pump()
 
     def on_credit(self, slots: int) -> None:
         """Room for more chunks of uploads."""
@@ -393,12 +394,15 @@ class Queue:
             self.command(Clear(failure.number))
         self.flush()
 
-    def end(self, failure: Failure) -> None:
-        """The session or the queue is over: everything that waits fails, nothing more is sent."""
-        self._end_life(failure)
-        self.pending.fail_from(-1, failure)
+    def end(self, failure: Failure) -> bool:
+        """The session or the queue is over: everything that waits fails, nothing more is sent.
 
-    def _end_life(self, failure: Failure) -> None:
+        Returns whether anybody waited.
+        """
+        compiling = self._end_life(failure)
+        return self.pending.fail_from(-1, failure) or compiling
+
+    def _end_life(self, failure: Failure) -> bool:
         if self.life.dead is None:
             self.life.dead = failure
-        self.pending.fail_compilations(failure)
+        return self.pending.fail_compilations(failure)

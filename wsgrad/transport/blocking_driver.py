@@ -102,6 +102,9 @@ class BlockingDriver:
         self._inside: set[int] = set()
         self._followers: list[threading.Lock] = []
         self._wakeup = Wakeup()
+        self._wakeup_fd = self._wakeup.fileno()
+        self._poll = Poll()  # of whoever leads
+        self._poll.watch(self._wakeup_fd)
         self._daemon = Daemon(self)
         session.wake = self._daemon.wake
         _drivers.add(self)
@@ -262,24 +265,31 @@ class BlockingDriver:
         waiting.notify = lambda: None if threading.get_ident() == me else wakeup.set()
         if shield is not None:
             shield.wake = wakeup.set
-        poll, fd, watched = Poll(), channel.fileno(), channel.stuck
-        poll.watch(wakeup.fileno())
+        poll, fd, watched = self._poll, channel.fileno(), channel.stuck
         poll.watch(fd, writing=watched)
+        timeout: float | None = None
+
+        def wait() -> list[int]:
+            return poll.wait(timeout)
+
         try:
             while not waiting.done and self.channel is channel and (shield is None or not shield.caught):
-                timeout = None if deadline is None else deadline - time.monotonic()
-                if timeout is not None and timeout <= 0:
-                    return
+                if deadline is not None:
+                    timeout = deadline - time.monotonic()
+                    if timeout <= 0:
+                        return
                 if channel.stuck is not watched:
                     watched = not watched
                     poll.watch(fd, writing=watched)
-                ready = self.unlocked(lambda timeout=timeout: poll.wait(timeout))  # type: ignore[misc]
-                if wakeup.fileno() in ready:
+                ready = self.unlocked(wait)
+                if self._wakeup_fd in ready:
                     wakeup.clear()
                 if self.channel is channel:
                     self.receive()
-                    self.send()
+                    if self.session.link or not waiting.done:
+                        self.send()
         finally:
+            poll.forget(fd)
             waiting.notify = None
             if shield is not None:
                 shield.wake = None

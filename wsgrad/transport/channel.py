@@ -92,8 +92,8 @@ class Channel:
         Raises:
             OSError: the connection is broken.
         """
-        while self._out or self._load():
-            out = self._out
+        out = self._out
+        while out or self._load():
             try:
                 count = self._socket.sendmsg(out) if len(out) > 1 and self._gathers else self._socket.send(out[0])
             except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):

@@ -36,6 +36,8 @@ _STAGING_NBYTES = 1 << 16
 # Where bulk is likely next, only so much is read ahead of its destination: enough for a header and a head.
 _PEEK_NBYTES = 512
 _BULK_IS_LARGE = 1 << 15
+# Up to here a message that is all there is taken in one go.
+_SMALL_NBYTES = 1 << 12
 # Below this, one write of a joined copy is cheaper than a gathering write of two pieces.
 _JOIN_NBYTES = 1 << 14
 
@@ -257,6 +259,10 @@ class Connection:
                     continue
                 position = payload
                 if framing.opcode == BINARY:
+                    if nbytes <= _SMALL_NBYTES and framing.fin and end - payload >= nbytes:
+                        position = payload + nbytes
+                        events.append(self._whole_message(bytes(self._unmasked(payload, position, 0))))
+                        continue
                     self._open_message()
                 elif nbytes > len(self._into) - self._filled and self._expects == _BULK:
                     raise _too_much_behind()
@@ -273,6 +279,27 @@ class Connection:
             if framing.fin:
                 self._finish(events)
         self._start = position
+
+    def _whole_message(self, data: bytes) -> Received:
+        """A small message that came whole in one frame, as nearly all commands and answers do: no state to keep."""
+        try:
+            end = cbor.scan(data)
+        except cbor.NeedMore:
+            raise _inside_head() from None
+        raw = data[:end]
+        head = _checked_head(raw)
+        self._peek = False
+        if head[0] not in self._bulk_kinds:
+            if end != len(data):
+                raise _too_much_behind()
+            return Received(head, None, end, raw)
+        parsed = cbor.read_bytes_head(data, end)
+        if parsed is None:
+            raise _inside_head()
+        nbytes, start = parsed
+        into = self._bulk_destination(head, nbytes, len(data) - start, whole=True)
+        into[:] = data[start:]
+        return Received(head, into, len(data), raw)
 
     def _unmasked(self, start: int, end: int, phase: int) -> memoryview:
         view = self._staging[start:end]
@@ -296,7 +323,7 @@ class Connection:
             if self._filled != len(self._into):
                 raise ProtocolError(f"the message ends after {self._filled} of {len(self._into)} bytes of its bulk")
         elif self._expects != _NOTHING:
-            raise ProtocolError("the message ends inside its head")
+            raise _inside_head()
         events.append(Received(self._head, self._bulk, self._nbytes, self._raw))
         self._peek = len(self._into) >= _BULK_IS_LARGE
         self._into = _EMPTY
@@ -349,9 +376,7 @@ class Connection:
             return payload
 
     def _head_complete(self, raw: bytes) -> None:
-        head = cbor.decode_scanned(raw)
-        if not isinstance(head, list) or not head or type(head[0]) is not int:
-            raise ProtocolError("a message must begin with an array whose first element is its kind, an integer")
+        head = _checked_head(raw)
         self._raw = raw
         self._head = head
         self._nbytes = len(raw)
@@ -367,7 +392,16 @@ class Connection:
         nbytes, end = parsed
         partial.clear()
         payload = payload[end - before :]
-        kind = self._head[0]
+        here = len(payload) + self._frame_left
+        into = self._bulk_destination(self._head, nbytes, here, whole=self._framing.fin)
+        self._nbytes += end + nbytes
+        self._bulk = self._into = into
+        self._expects = _BULK
+        return payload
+
+    def _bulk_destination(self, head: list[object], nbytes: int, here: int, *, whole: bool) -> memoryview:
+        """Where a bulk of `nbytes` goes, of which `here` are in this frame, which may be the message's whole rest."""
+        kind = head[0]
         assert isinstance(kind, int)
         limit = self._max_bulk if isinstance(self._max_bulk, int) else self._max_bulk(kind)
         if nbytes > limit:
@@ -376,20 +410,16 @@ class Connection:
                 close_code=1009,
                 details={"nbytes": nbytes, "limit": limit, "kind": kind},
             )
-        here = len(payload) + self._frame_left
         if here > nbytes:
             raise _too_much_behind()
-        if here < nbytes and self._framing.fin:
+        if here < nbytes and whole:
             raise ProtocolError(f"a bulk announces {nbytes} bytes, but its message holds only {here}")
-        into = self._destination(self._head, nbytes)
+        into = self._destination(head, nbytes)
         if into is None:
-            into = np.empty(nbytes, np.uint8).data
-        elif into.nbytes != nbytes or into.format != "B" or into.ndim != 1 or into.readonly:
+            return np.empty(nbytes, np.uint8).data
+        if into.nbytes != nbytes or into.format != "B" or into.ndim != 1 or into.readonly:
             raise ValueError(f"the destination of a bulk must be {nbytes} writable bytes, not {into!r}")
-        self._nbytes += end + nbytes
-        self._bulk = self._into = into
-        self._expects = _BULK
-        return payload
+        return into
 
     # -- sending --
 
@@ -448,6 +478,17 @@ class Connection:
     def take_control(self) -> bytes:
         """Returns pongs and close frames that answer the peer, to be written before all else but inside no frame."""
         return self._framing.take_control()
+
+
+def _checked_head(raw: bytes) -> list[object]:
+    head = cbor.decode_scanned(raw)
+    if not isinstance(head, list) or not head or type(head[0]) is not int:
+        raise ProtocolError("a message must begin with an array whose first element is its kind, an integer")
+    return head
+
+
+def _inside_head() -> ProtocolError:
+    return ProtocolError("the message ends inside its head")
 
 
 def _too_much_behind() -> ProtocolError:

@@ -39,10 +39,11 @@ class Shield:
         wake: called by a signal, in the main thread: ends whatever wait it is in.
     """
 
-    __slots__ = ("_handlers", "caught", "wake")
+    __slots__ = ("_handlers", "_mine", "caught", "wake")
 
     def __init__(self, handlers: list[tuple[int, _Handler]]) -> None:
         self._handlers = handlers
+        self._mine = self._catch
         self.caught: list[tuple[int, FrameType | None]] = []
         self.wake: Callable[[], object] | None = None
 
@@ -65,7 +66,7 @@ class Shield:
 
     def _restore(self) -> None:
         for number, handler in self._handlers:
-            if _getsignal(number) == self._catch:  # else somebody installed another one meanwhile
+            if _getsignal(number) is self._mine:  # else somebody installed another one meanwhile
                 _signal(number, handler)
 
     def _hand_over(self) -> None:
@@ -78,7 +79,7 @@ class Shield:
 
     def _raise(self) -> None:
         for number, _ in self._handlers:
-            _signal(number, self._catch)
+            _signal(number, self._mine)
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
         self.caught.append((number, frame))
