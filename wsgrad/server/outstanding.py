@@ -25,12 +25,13 @@ class InvalidReply(Exception):
 
 @dataclass(slots=True)
 class Transfer:
-    """A download: what was asked and how far it came."""
+    """A download: what was asked, how far it came, and whether the client wants no more of it."""
 
     transfer: int
     number: int
     nbytes: int
     offset: int = 0
+    aborted: bool = False
 
 
 @dataclass(slots=True)

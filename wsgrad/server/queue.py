@@ -157,8 +157,8 @@ class Queue:
         if self.state is State.CLOSED:
             return
         self._in.waiting.clear()
-        self._forget()
         self.state = State.CLOSED
+        self._forget()
 
     # -- what the client submits --
 
@@ -241,7 +241,8 @@ class Queue:
     def _compiled(self, entry: ProgramEntry, program: int, job: Job) -> None:
         if job.binary is None:
             entry.error = job.messages
-        if self.state is not State.CLOSED:
+        # In another life of the device the id may be another program's.
+        if self._tables.program(program) is entry:
             self._tell(Compiled(self.number, program, job.binary is not None, job.messages))
             self.pump()
 
@@ -262,6 +263,9 @@ class Queue:
             if not upload.refused and self.state is not State.LOST:
                 self._pending.append(message)
         elif (download := self._out.downloads.get(message.transfer)) is not None and self._port is not None:
+            if download.aborted:
+                return  # said once; again would only fill the way to the node
+            download.aborted = True
             if download.number <= self._out.sent:
                 # It must not wait behind later commands: the node may be waiting for credit for this very transfer.
                 self._port.send(cbor.encode(message_array(message)))
