@@ -97,6 +97,25 @@ async def test_transfers_programs_and_errors_are_like_a_local_nodes(server, gate
         assert await queue.read(1, 0, 4) == x[:1].tobytes()
 
 
+async def test_a_queue_that_is_closed_leaves_no_memory_in_its_node(server, gate):
+    async with dialled_in(gate, "far") as (name, process), server.client() as client:
+
+        async def open_and_close(number):
+            await client.open(f"{name}/cpu/0", number)
+            client.send(m.Close(number))
+
+        async def mapped():
+            await (await client.open(f"{name}/cpu/0", 100)).done()  # the node has seen the closing before it
+            client.send(m.Close(100))
+            return (await trio.Path(f"/proc/{process.pid}/maps").read_text()).count("\n")
+
+        await open_and_close(1)
+        before = await mapped()
+        for number in range(2, 12):
+            await open_and_close(number)
+        assert await mapped() < before + 10
+
+
 async def test_when_a_node_leaves_its_devices_are_lost_and_the_list_tells(server, gate):
     async with server.client() as client:
         async with dialled_in(gate, "far") as (name, process):
