@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import wsgrad
-from wsgrad.errors import WsgradError
+from wsgrad.errors import DeviceError, WsgradError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -92,8 +92,14 @@ def _bench(arguments: argparse.Namespace) -> int:
     from wsgrad.client.buffer import size_in_words
 
     figures: list[_Figure] = []
-    with Progress(console=_console(stderr=True), transient=True) as progress, wsgrad.connect(arguments.url) as server:
-        device = server.devices[arguments.device] if arguments.device else server.devices[0]
+    console = _console(stderr=True)
+    with (
+        Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
+        wsgrad.connect(arguments.url) as server,
+    ):
+        if not server.devices:
+            raise DeviceError(f"{server!r} offers nothing to measure")
+        device = server.devices[arguments.device or 0]
         sizes = [size for size in _SIZES if size <= arguments.max_size << 20]
         steps: list[tuple[str, str, int | None, Callable[[], float]]] = [
             ("open a session and a device", "s", None, lambda: bench.measure_open(server.url)),
@@ -175,4 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader of our output has left; nothing more can be said to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:  # a file that can't be written, a server that does not answer in time
+        print(f"wsgrad: {error}", file=sys.stderr)
         return 1

@@ -9,6 +9,7 @@ from kernels import ADD, COUNT, SPIN
 from test_connect import assert_sessions, sessions
 
 import wsgrad
+from wsgrad.client.async_driver import AsyncDriver
 
 
 @pytest.fixture
@@ -170,6 +171,32 @@ async def test_a_cancelled_session_is_closed_on_the_server_too(url):
         async with wsgrad.open_server(url):
             pass
     assert scope.cancelled_caught
+
+
+async def test_a_cancelled_block_may_use_its_session_until_it_has_left(url):
+    before = await trio.to_thread.run_sync(sessions, url)
+    with trio.CancelScope() as scope:
+        async with wsgrad.open_server(url) as server:
+            x = await server.devices["cpu"].array([1, 2])
+            try:
+                scope.cancel()
+                await trio.sleep_forever()
+            finally:
+                with trio.CancelScope(shield=True):
+                    assert (await x.numpy()).tolist() == [1, 2]
+    await trio.to_thread.run_sync(assert_sessions, url, before)
+
+
+async def test_a_session_that_is_lost_before_it_is_welcomed_is_not_waited_for(url, monkeypatch):
+    async def lose(self, connection, hello):
+        self.opened.set()
+        await trio.aclose_forcefully(connection._stream)
+        return "it broke"
+
+    monkeypatch.setattr(AsyncDriver, "_serve", lose)
+    with trio.fail_after(5), pytest.raises(wsgrad.ConnectionLost, match="before it was welcomed"):
+        async with wsgrad.open_server(url):
+            pass
 
 
 async def test_an_embedded_server_ends_with_the_session():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -258,6 +259,21 @@ def test_a_server_object_that_is_dropped_ends_its_session(url):
 
     gc.collect()
     assert_sessions(url, before - 1)
+
+
+def test_an_embedded_server_starts_beside_more_descriptors_than_select_knows():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip(f"this system allows {hard} descriptors only")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    taken = [os.dup(2) for _ in range(1030)]
+    try:
+        with wsgrad.connect() as server:
+            assert server.devices["cpu"].array([1]).numpy() == 1
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_an_embedded_server_that_can_not_start_says_why(monkeypatch):

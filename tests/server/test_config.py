@@ -112,6 +112,7 @@ def test_a_bad_value_ends_with_status_2_and_one_line_that_names_it(flag, from_va
         (["--port"], "expected one argument"),
         (["--tls-key", "k.pem"], "--tls-key needs --tls-cert"),
         (["--device", "none,cpu"], "none can't stand beside other devices"),
+        (["--device", "cpu*64,cpu"], "--device: 65 devices are more than 64"),
     ],
 )
 def test_wrong_use_is_named(arguments, message, capsys):

@@ -1,15 +1,20 @@
 """What breaks a device, and what it costs: a named error for its owner, nothing for others, and nothing left behind."""
 
 import contextlib
+import errno
 import gc
 import os
 import platform
+import resource
 import signal
+import subprocess
 
 import pytest
 import trio
 from heart import CRASH, NOTHING, SPIN, eventually, mapped_rings, open_files, processes_below, serving
 
+from wsgrad.devices.ring import Ring
+from wsgrad.server import session, zygote
 from wsgrad.server.zygote import NodeProcess
 from wsgrad.transport import commands as c
 from wsgrad.transport import messages as m
@@ -306,3 +311,135 @@ async def test_a_process_number_that_is_somebody_elses_by_now_is_not_killed():
     process.kill()
     process.has_ended(None)
     assert process.ended.is_set()
+
+
+def failing_once(function):
+    """The function, except that the system has no descriptor left the first time."""
+    calls = []
+
+    def fail(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 1:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return function(*args, **kwargs)
+
+    return fail
+
+
+@pytest.mark.parametrize("where", [(Ring, "create"), (zygote.os, "pidfd_open")], ids=["ring", "process"])
+async def test_a_device_that_can_not_be_opened_for_want_of_descriptors_is_an_error_that_leaves_the_session(
+    server, monkeypatch, where
+):
+    async with server.client() as client:
+        first = await client.open()
+        with monkeypatch.context() as patch:
+            patch.setattr(*where, failing_once(getattr(*where)))
+            client.send(m.Open(2, "box/cpu/0", {}))
+            failed, _ = await client.next(m.Failed)
+        assert (failed.queue, failed.number, failed.code) == (2, 0, "DeviceLost")
+        assert os.strerror(errno.EMFILE) in failed.message
+        client.send(m.Close(2))
+        await (await client.open(number=3)).done()
+        first.batch(c.Alloc(1, 4))
+        assert await first.read(1, 0, 4) == bytes(4)
+        await eventually(lambda: server.zygote.processes == 2)
+
+
+async def test_a_zygote_that_can_not_be_started_anew_at_once_is_started_later(server, monkeypatch):
+    monkeypatch.setattr(zygote.subprocess, "Popen", failing_once(subprocess.Popen))
+    async with server.client() as client:
+        queue = await client.open()
+        server.zygote._process.kill()
+        assert (await queue.failure()).code == "DeviceLost"
+        queue.reopen()
+        queue.batch(c.Alloc(1, 4))
+        assert await queue.read(1, 0, 4) == bytes(4)
+
+
+async def test_descriptors_beyond_those_that_select_knows_are_served(server):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip(f"this system allows {hard} descriptors only")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    taken = [os.dup(2) for _ in range(1030)]
+    try:
+        async with server.client() as client:
+            queue = await client.open()
+            queue.batch(c.Alloc(1, 4))
+            await queue.done()
+            assert await queue.read(1, 0, 4) == bytes(4)
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_compile_of_a_devices_earlier_life_says_nothing_about_its_next(server):
+    programs = server.hub._programs
+    holders = [object() for _ in range(int(programs._at_once.total_tokens))]
+    for holder in holders:
+        programs._at_once.acquire_on_behalf_of_nowait(holder)
+    async with server.client() as client:
+        queue = await client.open()
+        queue.program(0, f"/* {id(client)} */ this is not C", "f", "")
+        await eventually(lambda: programs._running)
+        for pid in server.zygote._nodes:
+            os.kill(pid, signal.SIGKILL)
+        assert (await queue.failure()).code == "DeviceLost"
+        queue.reopen()
+        queue.program(0, f"/* {id(client)} */" + NOTHING, "nothing", "")
+        for holder in holders:
+            programs._at_once.release_on_behalf_of(holder)
+        await queue.done()
+        await eventually(lambda: not programs._running)
+        queue.launches([0, 0], 1)
+        queue.batch(c.Alloc(1, 4))
+        assert await queue.read(1, 0, 4) == bytes(4)
+        assert [message.ok for message, _ in client._kept if isinstance(message, m.Compiled)] == [True]
+
+
+async def test_a_session_that_ends_while_it_compiles_is_forgotten(server):
+    programs = server.hub._programs
+    async with server.client() as client:
+        queue = await client.open()
+        link, client.connection.link = client.connection.link, None
+        queue.program(0, f"/* {id(client)} */" + NOTHING, "nothing", "")
+        client.send(m.Bye())
+        client.connection.link = link
+        client.connection.wake()
+        await client.wait_closed()
+        await eventually(lambda: programs.compiled and not programs._running)
+    assert not programs._owners
+
+
+async def test_nothing_more_is_said_about_a_queue_that_was_closed(server):
+    async with server.client() as client:
+        queue = await client.open()
+        await broken_upload(client, queue)
+        client.send(m.Close(1))
+        await client.open(number=2)
+        assert not any(isinstance(message, m.Credit) for message, _ in client._kept)
+
+
+async def test_a_session_that_holds_too_much_ends_cleanly_with_uploads_under_way(server, monkeypatch, caplog):
+    monkeypatch.setattr(session, "_MAX_UNSEEN", 3 << 20)
+    async with server.client() as client:
+        client.sees = False
+        queue = await client.open()
+        await broken_upload(client, queue)
+        other = await client.open(number=2)
+        other.batch(c.Alloc(1, 4 << 20), c.Download(1, 1, 0, 4 << 20))
+        closed = await client.wait_closed()
+        assert (closed.code, "not seen" in closed.reason) == (1008, True)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def broken_upload(client, queue):
+    """An upload of which two chunks came and whose node does not get to them."""
+    queue.program(0, SPIN, "spin", "p")
+    queue.batch(c.Alloc(1, 4 << 20))
+    await queue.done()
+    queue.launches([0, 0, 1], 1)
+    queue.batch(c.Upload(1, 1, 0, 4 << 20))
+    for index in range(2):
+        client.send(m.Chunk(1, 1, index << 20), bytes(1 << 20))

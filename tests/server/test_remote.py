@@ -101,6 +101,25 @@ async def test_transfers_programs_and_errors_are_like_a_local_nodes(server, gate
         assert await queue.read(1, 0, 4) == x[:1].tobytes()
 
 
+async def test_a_queue_that_is_closed_leaves_no_memory_in_its_node(server, gate):
+    async with dialled_in(gate, "far") as (name, process), server.client() as client:
+
+        async def open_and_close(number):
+            await client.open(f"{name}/cpu/0", number)
+            client.send(m.Close(number))
+
+        async def mapped():
+            await (await client.open(f"{name}/cpu/0", 100)).done()  # the node has seen the closing before it
+            client.send(m.Close(100))
+            return (await trio.Path(f"/proc/{process.pid}/maps").read_text()).count("\n")
+
+        await open_and_close(1)
+        before = await mapped()
+        for number in range(2, 12):
+            await open_and_close(number)
+        assert await mapped() < before + 10
+
+
 async def test_when_a_node_leaves_its_devices_are_lost_and_the_list_tells(server, gate):
     async with server.client() as client:
         async with dialled_in(gate, "far") as (name, process):
@@ -205,6 +224,37 @@ async def test_a_node_with_malformed_devices_is_refused(server, device):
         await eventually(lambda: node.closed is not None)
         assert node.closed.code == 1002
     assert server.hub.devices == []
+    async with raw_node(server, name="x") as other:
+        assert other.joined.name == "x"  # the name that it wanted is free
+
+
+async def test_a_node_whose_devices_no_client_could_be_told_of_is_refused(server):
+    words = dict.fromkeys(("label", "compiler", "arch", "cpu"), "w" * 200)
+    devices = [{"kind": "cpu", "dialects": ["c"], **words}] * 60
+    async with server.client() as client, raw_node(server, devices=devices):
+        stream = await trio.open_tcp_stream("127.0.0.1", server.node_port)
+        async with trio.open_nursery() as nursery:
+            node = RawNode(TrioConnection.from_stream(stream, client=True, max_bulk=1))
+            await nursery.start(node.run)
+            node.send(m.Join(1, "test", "x", None, devices))
+            await eventually(lambda: node.closed is not None)
+            assert (node.closed.code, "bytes" in node.closed.reason) == (1008, True)
+        assert len(server.hub.devices) == 60
+        await client.next(m.Devices)
+        async with server.client() as late:
+            assert len(late.welcome.info["devices"]) == 60
+
+
+async def test_a_node_is_asked_once_to_stop_a_download_however_often_the_client_says_so(server):
+    async with raw_node(server) as node, server.client() as client:
+        queue = await client_queue(client, node)
+        queue.batch(c.Alloc(1, 1 << 20), c.Download(1, 1, 0, 1 << 20))
+        await node.next(m.Batch)
+        for _ in range(10):
+            client.send(m.Abort(1, 1))
+        queue.batch(c.Write(1, 0, b"x"))
+        await node.next(m.Batch)
+        assert sum(isinstance(message, m.Abort) for message, _ in node.received) == 1
 
 
 @pytest.mark.parametrize(

@@ -336,6 +336,22 @@ async def test_a_peer_that_floods_heartbeats_and_reads_nothing_is_refused():
     assert server.error.close_code == 1008
 
 
+async def test_a_peer_that_reads_nothing_of_what_it_is_told_is_left():
+    raw, server_stream = await tcp_pair()
+    server_stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    server = End(server_stream, client=False)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.run)
+        for _ in range(200_000):
+            if server.connection.closed:
+                break
+            server.connection.send(encode(message_array(Seen(1))))
+        with trio.fail_after(5):
+            await server.over.wait()
+    assert (server.closed.code, "does not read" in server.closed.reason) == (1006, True)
+    await raw.aclose()
+
+
 async def test_many_small_messages_leave_room_for_other_tasks():
     async with running() as (client, server):
         count = 20_000

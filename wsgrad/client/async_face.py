@@ -317,14 +317,14 @@ async def _open(nursery: trio.Nursery, target: Target, embedded: EmbeddedServer 
         nursery.start_soon(driver.run)
         try:
             await driver.opened.wait()
-        except trio.Cancelled:
-            await driver.close()
+            if server._session.attached:
+                return server
+            if not isinstance(driver.error, ConnectionRefusedError):
+                server._session.check()
+                raise ConnectionLost(f"the connection to {target.endpoint.url} was lost before it was welcomed")
+        except BaseException:
+            await driver.close()  # nothing else ends it: it would go on trying to connect
             raise
-        if server._session.attached:
-            return server
-        if not isinstance(driver.error, ConnectionRefusedError):
-            server._session.check()
-            raise ConnectionLost(f"the connection to {target.endpoint.url} was lost before it was welcomed")
         left = give_up - trio.current_time()
         if left <= 0:
             raise ConnectionLost(

@@ -12,7 +12,7 @@ from wsgrad.client.blobs import Sources, new_statistics
 from wsgrad.client.queue import Queue
 from wsgrad.client.session_graphs import SessionGraphs
 from wsgrad.client.waits import Failure, Wait
-from wsgrad.errors import ConnectionLost, ProtocolError, WsgradError, error_code
+from wsgrad.errors import ProtocolError, WsgradError, error_code
 from wsgrad.transport.cbor import encode
 from wsgrad.transport.link import Link
 from wsgrad.transport.messages import (
@@ -356,8 +356,3 @@ class Session:
         limits = self.info.get("limits")
         value = limits.get(name) if isinstance(limits, dict) else None
         return value if type(value) is int and 0 < value <= _MAX_IDS else _MAX_IDS
-
-
-def lost(reason: str) -> ConnectionLost:
-    """The error for a connection that is gone for good."""
-    return ConnectionLost(f"the connection to the server is lost: {reason}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ import weakref
 from typing import IO
 
 from wsgrad.errors import ConnectionLost
+from wsgrad.transport.wakeup import Poll
 
 _STOP_SECONDS = 7.0
 _MAX_LINE = 1 << 16
@@ -108,7 +108,9 @@ class EmbeddedServer:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise ConnectionLost(f"the embedded server was not ready within {timeout:g} s; it said: {self.said()}")
-            if not select.select([self._reader], [], [], left)[0]:
+            poll = Poll()
+            poll.watch(self._reader)
+            if not poll.wait(left):
                 continue
             data = os.read(self._reader, _MAX_LINE)
             if not data or len(line) > _MAX_LINE:
@@ -128,7 +130,9 @@ class EmbeddedServer:
             with contextlib.suppress(OSError):
                 fd = os.pidfd_open(self._process.pid)
                 try:
-                    select.select([fd], [], [], seconds)
+                    poll = Poll()
+                    poll.watch(fd)
+                    poll.wait(seconds)
                 finally:
                     os.close(fd)
                 return

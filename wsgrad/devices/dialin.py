@@ -101,7 +101,7 @@ class DialedNode:
             ConnectionLost: there is no server, or it refused the node.
         """
         self._builder = builder
-        self._executors: dict[int, Executor] = {}
+        self._executors: dict[int, tuple[Executor, native.Native]] = {}
         self._native = builder.text(native.source())
         self._connection = Connection(client=True, bulk_kinds=m.BULK_KINDS)
         self._socket, leftover = dial(endpoint, route="/v1/node", token=token, cafile=None, timeout=_HANDSHAKE_SECONDS)
@@ -127,8 +127,8 @@ class DialedNode:
                     return received
                 self._handle(m.parse_message(received.head), received.bulk)
         finally:
-            for executor in self._executors.values():
-                executor.close()
+            for queue in list(self._executors):
+                self._detach(queue)
             self._socket.close()
 
     def close(self) -> None:
@@ -202,17 +202,15 @@ class DialedNode:
             case m.Attach():
                 self._attach(message)
             case m.Close():
-                executor = self._executors.pop(message.queue, None)
-                if executor is not None:
-                    executor.close()
+                self._detach(message.queue)
             case (
                 m.Batch() | m.Launches() | m.Program() | m.Chunk() | m.Abort() | m.Credit() | m.Fail()
                 | m.Graph() | m.Replay() | m.Unrecord()
             ):  # fmt: skip
-                executor = self._executors.get(message.queue)
-                if executor is None:
+                attached = self._executors.get(message.queue)
+                if attached is None:
                     raise ProtocolError(f"{type(message).__name__} for queue {message.queue}, which is not attached")
-                executor.handle(message, bulk)
+                attached[0].handle(message, bulk)
             case _:
                 raise ProtocolError(f"{type(message).__name__} is not for a node that dialled in")
 
@@ -224,14 +222,23 @@ class DialedNode:
         finally:
             os.close(fd)
         runtime = CpuRuntime(loop, memory_bytes=memory if isinstance(memory, int) else None, threads=1)
-        self._executors[attach.queue] = Executor(
+        executor = Executor(
             attach.queue,
             runtime,
             reply=self._send,
             outlet=_ChunkOutlet(attach.queue, self._send),
             build=self._builder.program,
         )
+        self._executors[attach.queue] = executor, loop
         self._send(m.Result(attach.queue, 0, runtime.describe()))
+
+    def _detach(self, queue: int) -> None:
+        """Free everything of a queue, the loop that ran it included."""
+        attached = self._executors.pop(queue, None)
+        if attached is not None:
+            executor, loop = attached
+            executor.close()
+            loop.close()
 
 
 def main() -> None:

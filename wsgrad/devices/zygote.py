@@ -117,7 +117,12 @@ class Zygote:
             if os.getppid() != parent:
                 os._exit(0)
             return 0
-        pidfd = os.pidfd_open(pid)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)  # ours and not collected yet, so nobody else has its number
+            os.waitpid(pid, 0)
+            raise
         self._children[pidfd] = pid, serial
         self._poll.register(pidfd, select.POLLIN)
         return pid

@@ -288,7 +288,10 @@ def _devices(source: str, texts: list[str]) -> tuple[str, ...]:
     counted = [options.device(text) for text in texts]
     if ("none", 0) in counted and len(counted) > 1:
         fail(f"{source}: none can't stand beside other devices")
-    return tuple(kind for kind, count in counted for _ in range(count))
+    devices = tuple(kind for kind, count in counted for _ in range(count))
+    if len(devices) > options.MAX_DEVICES:
+        fail(f"{source}: {len(devices)} devices are more than {options.MAX_DEVICES}")
+    return devices
 
 
 def _parser() -> argparse.ArgumentParser:

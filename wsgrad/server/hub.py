@@ -294,12 +294,20 @@ class Hub:
         if join.version != VERSION:
             raise ProtocolError(f"this server speaks version {VERSION} of the protocol, not {join.version}")
         name, secret = self._registry.join(join.name, join.secret)
-        for old in [node for node in self._nodes if node.name == name]:
-            old.close("it has joined again")
+        before = [node for node in self._nodes if node.name == name]
         node = RemoteNode(connection, name, self._limits)
+        try:
+            node.devices = self._registry.add(name, join.devices, node.open)
+        except ProtocolError:
+            if secret != join.secret:
+                self._registry.forget(name)
+            elif not before:
+                self._registry.leave(name)
+            raise
+        for old in before:
+            old.close("it has joined again")
         info: dict[str, object] = {"launch_seconds": self._limits.launch_seconds}
         connection.send(cbor.encode(message_array(Joined(VERSION, name, secret, info))))
-        node.devices = self._registry.add(name, join.devices, node.open)
         self._nodes.append(node)
         _log.info("%s joins as node %s with %d devices (%.80s)", peer, name, len(node.devices), join.agent)
         return node

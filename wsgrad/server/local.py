@@ -37,6 +37,8 @@ _PACKETS: Final = 8
 """Packets of one node that are worked off before others get a turn."""
 _EXPECT_SECONDS: Final = 200e-6
 """How long everybody waits for the answer of a node that was idle; a turn of the event loop costs about as much."""
+_SELECT_FDS: Final = 1024
+"""What select takes; poll takes any descriptor, but waits for whole milliseconds."""
 _END_SECONDS: Final = 2.0
 _OPEN_SECONDS: Final = 30.0
 _WHAT: Final = {
@@ -69,7 +71,11 @@ def describe_status(status: int | None) -> str:
 
 
 class LocalPort(Port):
-    """A queue's node process on this machine. `start` runs a task of the queue's session."""
+    """A queue's node process on this machine. `start` runs a task of the queue's session.
+
+    Raises:
+        DeviceLost: the system has no descriptor or memory left for it.
+    """
 
     def __init__(
         self,
@@ -92,9 +98,16 @@ class LocalPort(Port):
             "threads": threads,
         }
         self._watchdog = Watchdog(limits.launch_seconds)
-        self._ring = Ring.create()
         self._downloaded = 0
-        self._socket, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._ring = Ring.create()
+            try:
+                self._socket, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            except OSError:
+                self._ring.close()
+                raise
+        except OSError as error:
+            raise DeviceLost(f"the server has no room for another device: {error}") from error
         self._socket.setblocking(False)
         self._buffer = memoryview(bytearray(_PACKET_NBYTES))
         self._backlog: deque[_Packet] = deque()
@@ -267,6 +280,8 @@ class LocalPort(Port):
 
     def expect_answer(self) -> None:
         sock = self._socket
+        if sock.fileno() >= _SELECT_FDS:
+            return
         if not self._backlog and select.select((sock,), (), (), _EXPECT_SECONDS)[0]:
             try:
                 nbytes = sock.recv_into(self._buffer)

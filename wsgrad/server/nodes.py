@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from wsgrad.errors import ProtocolError
+from wsgrad.server.options import MAX_DEVICES
+from wsgrad.transport import cbor
+from wsgrad.transport.messages import MAX_HEAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,8 +24,9 @@ if TYPE_CHECKING:
     from wsgrad.server.port import Port
     from wsgrad.server.queue import Queue
 
-MAX_NODE_DEVICES: Final = 64
 MAX_NAMES: Final = 4096
+MAX_LIST_NBYTES: Final = MAX_HEAD - (4 << 10)
+"""The list of devices is told in one message, beside limits and names: what made it longer would cut off everybody."""
 _MAX_NAME: Final = 40
 _KINDS: Final[dict[str, type | tuple[type, ...]]] = {
     "label": str,
@@ -61,7 +65,7 @@ class Device:
         """A way for a queue to this device.
 
         Raises:
-            DeviceLost: its node is gone.
+            DeviceLost: its node is gone, or there is no room for another queue.
         """
         return self.opener(queue)
 
@@ -140,16 +144,20 @@ class Registry:
         if name in self._names:
             self._names[name].present = False
 
+    def forget(self, name: str) -> None:
+        """A name that nobody was told of is free again."""
+        self._names.pop(name, None)
+
     def add(self, name: str, described: list[dict[str, object]], opener: Callable[[Queue, int], Port]) -> list[Device]:
         """Offer a node's devices.
 
         Raises:
-            ProtocolError: a description is malformed.
+            ProtocolError: a description is malformed, or there would be more devices than clients can be told of.
         """
         counts: dict[str, int] = {}
         devices = []
-        if len(described) > MAX_NODE_DEVICES:
-            raise ProtocolError(f"a node may have {MAX_NODE_DEVICES} devices, not {len(described)}")
+        if len(described) > MAX_DEVICES:
+            raise ProtocolError(f"a node may have {MAX_DEVICES} devices, not {len(described)}")
         for index, values in enumerate(described):
             info = _checked(values)
             kind = info["kind"]
@@ -159,8 +167,14 @@ class Registry:
             identity = f"{name}/{kind}/{number}"
             info = {"id": identity, "label": identity, "node": name, "index": number} | info
             devices.append(Device(identity, info, _Opener(opener, index)))
-        for device in devices:
-            self._devices[device.id] = device
+        offered = self._devices | {device.id: device for device in devices}
+        nbytes = len(cbor.encode([device.info for device in offered.values()]))
+        if nbytes > MAX_LIST_NBYTES:
+            raise ProtocolError(
+                f"with these the list of devices has {nbytes} bytes, more than the {MAX_LIST_NBYTES} of a message",
+                close_code=1008,
+            )
+        self._devices = offered
         self.changed()
         return devices
 

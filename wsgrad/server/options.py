@@ -16,6 +16,8 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 _NUMBER = re.compile(r"\s*\d+\s*", re.ASCII)
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\.?", re.ASCII)
 _MAX = 1 << 53
+MAX_DEVICES = 64
+"""The most devices of one node, and so of this server's own."""
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("", "0", "false", "no", "off")
 
@@ -110,8 +112,8 @@ def device(text: str) -> tuple[str, int]:
         return "none", 0
     if kind.strip() != "cpu":
         raise BadValue(f"{text!r} names no kind of device this version has: cpu, or none")
-    if not 1 <= number <= 64:
-        raise BadValue(f"{text!r} does not say how many from 1 to 64, as cpu*4 does")
+    if not 1 <= number <= MAX_DEVICES:
+        raise BadValue(f"{text!r} does not say how many from 1 to {MAX_DEVICES}, as cpu*4 does")
     return "cpu", number
 
 

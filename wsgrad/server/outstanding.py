@@ -26,13 +26,17 @@ class InvalidReply(Exception):
 
 @dataclass(slots=True)
 class Transfer:
-    """A download: what was asked and how far it came; `flow` where it goes to another queue instead of the client."""
+    """A download: what was asked, how far it came, and whether the client wants no more of it.
+
+    `flow` is where its bytes go if that is another queue instead of the client.
+    """
 
     transfer: int
     number: int
     nbytes: int
     flow: Flow | None = None
     offset: int = 0
+    aborted: bool = False
 
 
 @dataclass(slots=True)
@@ -160,6 +164,17 @@ class Outstanding:
             freed += ANSWER_NBYTES
         self._timed.popleft()
         return freed
+
+    def abort(self, transfer: int) -> Transfer | None:
+        """The download that the client wants no more of; None if there is none, or it has said so before.
+
+        Said again it would only fill the way to the node.
+        """
+        download = self.downloads.get(transfer)
+        if download is None or download.aborted:
+            return None
+        download.aborted = True
+        return download
 
     def chunk(self, transfer: int, offset: int, nbytes: int) -> Transfer:
         """Check a chunk of a download: the next one, and of its full size. Returns the download."""

@@ -95,7 +95,8 @@ class Programs:
         if running is not None:
             return running
         job = self._running[key] = Job()
-        self._nursery.start_soon(self._run, job, key, message, source, owner)
+        share = self._owners.setdefault(owner, trio.CapacityLimiter(self._per_owner))
+        self._nursery.start_soon(self._run, job, key, message, source, share)
         return job
 
     def forget_owner(self, owner: object) -> None:
@@ -111,11 +112,12 @@ class Programs:
         """
         return await self._binary(native.source(), seconds=60.0)
 
-    async def _run(self, job: Job, key: tuple[object, ...], message: Program, source: str, owner: object) -> None:
+    async def _run(
+        self, job: Job, key: tuple[object, ...], message: Program, source: str, share: trio.CapacityLimiter
+    ) -> None:
         binary, messages = None, "the server stopped before the program was compiled"
         try:
             text = full_source(source, message.entry, message.signature, alias=message.alias)
-            share = self._owners.setdefault(owner, trio.CapacityLimiter(self._per_owner))
             async with share, self._at_once:
                 try:
                     binary = await self._binary(text, seconds=self._seconds)

@@ -284,7 +284,7 @@ class Queue:
             self._in.upload = None
             if not upload.refused and self.state is not State.LOST:
                 self._feed.add(message)
-        elif (download := self._out.downloads.get(message.transfer)) is not None and self._port is not None:
+        elif self._port is not None and (download := self._out.abort(message.transfer)) is not None:
             if download.number <= self._out.sent:
                 # It must not wait behind later commands: the node may be waiting for credit for this very transfer.
                 self._port.send(cbor.encode(message_array(message)))

@@ -176,6 +176,7 @@ class Session:
         if self.ended.is_set():
             return
         _log.info("session %d ends: %s", self.number, reason)
+        self.ended.set()  # first: whatever closing the queues would still say to the client is not kept any more
         self._end_code = (code, reason)
         for queue in self._queues.values():
             queue.close()
@@ -185,7 +186,6 @@ class Session:
         if self.connection is not None:
             self.connection.link = None
         self._hub.forget(self)
-        self.ended.set()
 
     # -- connections
 

@@ -50,7 +50,7 @@ class NodeProcess:
         self.status: int | None = None
         self._pidfd = -1
         with contextlib.suppress(ProcessLookupError):
-            self._pidfd = os.pidfd_open(pid)
+            self._pidfd = os.pidfd_open(pid)  # OSError: no descriptor is left for it
             if _parent_of(pid) != parent:
                 # It has ended already, and the number may be somebody else's by now.
                 self._close()
@@ -99,12 +99,16 @@ class Zygote:
         """Start the process. In the main thread, since it ends with the thread that started it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "wsgrad.devices.zygote", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-            )
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "wsgrad.devices.zygote", str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                )
+        except BaseException:
+            ours.close()
+            raise
         self._socket = ours
 
     def stop(self) -> None:
@@ -130,16 +134,21 @@ class Zygote:
         delay = _RETRY_SECONDS[0]
         try:
             while True:
-                if self._process is None:
-                    self.start()
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._set_up, native)
-                    await self._read()
-                    nursery.cancel_scope.cancel()
-                if self._ready.is_set():
-                    delay = _RETRY_SECONDS[0]
-                self._died(kill=True)
-                _log.error("the process that starts cpu nodes has ended; starting another")
+                try:
+                    if self._process is None:
+                        self.start()
+                except OSError as error:
+                    # The system is short of something: what runs goes on, and there may be room in a while.
+                    _log.error("the process that starts cpu nodes can't be started: %s", error)
+                else:
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._set_up, native)
+                        await self._read()
+                        nursery.cancel_scope.cancel()
+                    if self._ready.is_set():
+                        delay = _RETRY_SECONDS[0]
+                    self._died(kill=True)
+                    _log.error("the process that starts cpu nodes has ended; starting another")
                 await trio.sleep(delay)
                 delay = min(2 * delay, _RETRY_SECONDS[1])
         finally:
@@ -267,16 +276,22 @@ class Zygote:
                 self._answer("setup", True)
             case ["node", int(serial), int(pid)]:
                 assert self._process is not None
-                process = self._nodes[pid] = NodeProcess(pid, self._process.pid)
-                self._answer(serial, process)
+                try:
+                    process = self._nodes[pid] = NodeProcess(pid, self._process.pid)
+                except OSError as error:
+                    # Without a descriptor it can't be ended safely; it leaves when it finds nobody at its socket.
+                    self._answer(serial, f"no more node processes can be watched: {error}")
+                else:
+                    self._answer(serial, process)
             case ["error", int(serial), str(text)] | ["compiled", int(serial), False, str(text), _]:
                 self._answer(serial, text)
             case ["compiled", int(serial), True, _, int(nbytes)]:
                 program = os.pread(fds[0], min(nbytes, _MAX_PROGRAM_NBYTES), 0) if fds else b""
                 self._answer(serial, program)
             case ["exited", int(pid), int(status)]:
-                process = self._nodes.pop(pid)
-                process.has_ended(status)
+                ended = self._nodes.pop(pid, None)
+                if ended is not None:
+                    ended.has_ended(status)
             case _:
                 _log.error("the zygote says something unknown: %.80r", reply)
 

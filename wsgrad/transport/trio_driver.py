@@ -34,7 +34,9 @@ DEAD_SECONDS = 15.0
 CLOSE_SECONDS = 2.0
 """How long the peer has to answer a close."""
 MAX_UNSENT = 1 << 18
-"""The most bytes of messages without a number (answers to pings, mostly) that may wait for a peer that doesn't read."""
+"""The most bytes of messages without a number that may wait when a ping comes from a peer that doesn't read."""
+_LOST_UNSENT = 1 << 20
+"""With more of them the connection is over, whatever the peer sends: nothing else bounds them."""
 
 _STEP = 1 << 20  # the most bytes, and rounds of small messages, written without giving other tasks a turn
 _STEP_ROUNDS = 4
@@ -126,6 +128,8 @@ class TrioConnection:
     def send(self, head: bytes, bulk: _Bytes | None = None) -> None:
         """Send a message without a number, before what the link holds. After a close nothing happens.
 
+        A peer that reads none of them is left in the end, as if its connection had broken.
+
         `head` is the encoded array; `bulk` may not change before it is written.
         """
         if self.closed:
@@ -133,6 +137,8 @@ class TrioConnection:
         self._unsent.append((head, bulk))
         self._unsent_bytes += len(head) + (len(bulk) if bulk is not None else 0) + _KEPT_NBYTES
         self.wake()
+        if bulk is None and self._unsent_bytes > _LOST_UNSENT:
+            self._end("the peer does not read what it is sent")
 
     def wake(self) -> None:
         """The link has something to send: what the socket takes is written now, the rest by the writer task.
