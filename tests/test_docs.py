@@ -75,6 +75,13 @@ def test_links_lead_somewhere(path):
             assert anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
+def test_every_case_names_tests_that_exist():
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "cases.md").read_text())
+    assert len(named) > 20
+    for file, test in named:
+        assert re.search(rf"^(async )?def {test}\(", (ROOT / file).read_text(), re.MULTILINE), f"{file}::{test}"
+
+
 def accuracy(output: str) -> float:
     """Find the line `accuracy NN.N %`, which stands after the training and before the table."""
     match = re.search(r"^accuracy (\d+\.\d) %$", output, re.MULTILINE)
