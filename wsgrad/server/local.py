@@ -260,23 +260,30 @@ class LocalPort(Port):
         self._ring.close()
 
     async def _read(self) -> None:
-        sock = self._socket
-        while True:
-            await trio.lowlevel.wait_readable(sock)
-            for _ in range(_PACKETS):
-                try:
-                    nbytes = sock.recv_into(self._buffer)
-                except BlockingIOError:
-                    break
-                except OSError:
+        while not self.closed:
+            await trio.lowlevel.wait_readable(self._socket)
+            # What a replay's or many launches' answers make the session send goes out in one write.
+            self.owner.hold_back()
+            try:
+                if not self._packets():
                     return
-                if not nbytes:
-                    return
-                moved = self._packet(self._buffer[:nbytes])
-                if self.closed:
-                    return
-                if moved:
-                    break
+            finally:
+                self.owner.let_go()
+
+    def _packets(self) -> bool:
+        """Work off what has come, for a moment; whether the node is still there."""
+        for _ in range(_PACKETS):
+            try:
+                nbytes = self._socket.recv_into(self._buffer)
+            except BlockingIOError:
+                break
+            except OSError:
+                return False
+            if not nbytes:
+                return False
+            if self._packet(self._buffer[:nbytes]) or self.closed:
+                break
+        return True
 
     def expect_answer(self) -> None:
         sock = self._socket
@@ -292,19 +299,12 @@ class LocalPort(Port):
                 self._refuse(error)
 
     def _packet(self, packet: memoryview) -> bool:
-        """Work off the messages of one packet; what they make the session send goes out together.
-
-        Returns whether one of them stood for bulk, which takes so long to move that others get a turn.
-        """
-        self.owner.hold_back()
+        """Work off a packet; whether a message stood for bulk, which takes so long to move that others get a turn."""
         moved = False
-        try:
-            start = 0
-            while start < len(packet) and not self.closed:
-                start, bulk = self._message(packet, start)
-                moved = moved or bulk
-        finally:
-            self.owner.let_go()
+        start = 0
+        while start < len(packet) and not self.closed:
+            start, bulk = self._message(packet, start)
+            moved = moved or bulk
         return moved
 
     def _message(self, packet: memoryview, start: int) -> tuple[int, bool]:
