@@ -1,5 +1,6 @@
 """The public names: where they live, when they are loaded, what measuring returns."""
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -19,6 +20,14 @@ def test_every_public_name_can_be_used_and_is_listed():
     assert {"connect", "open_server", "INDEX", "Server", "AsyncServer", "Buffer", "WsgradError"} <= set(dir(wsgrad))
     with pytest.raises(AttributeError, match="nonsense"):
         _ = wsgrad.nonsense
+
+
+def test_every_public_name_is_told_of_in_the_documentation():
+    page = (ROOT / "docs" / "client.md").read_text()
+    names = set(dir(wsgrad))
+    for owner in (wsgrad.Server, wsgrad.Device, wsgrad.Buffer, wsgrad.Program):
+        names |= {name for name in dir(owner) if not name.startswith("_")}
+    assert sorted(name for name in names if not re.search(rf"\b{name}\b", page)) == []
 
 
 def test_the_version_is_the_projects():
