@@ -1,8 +1,12 @@
 """What a server decides before it runs: cpu devices where programs can't be confined, and warnings."""
 
+import os
+
 import pytest
+from edge_port import TOKENS
 
 from wsgrad.server import startup
+from wsgrad.server.announce import announced
 from wsgrad.server.config import Config
 
 
@@ -57,3 +61,17 @@ def test_an_address_others_can_reach_is_warned_of_unless_there_is_tls():
 )
 def test_loopback_is_told_from_the_rest(host, loopback):
     assert startup.is_loopback(host) is loopback
+
+
+def test_a_file_of_tokens_goes_too_where_the_rest_of_the_announcement_fails(tmp_path):
+    file = tmp_path / "ready.json"
+    unwritable = os.open(os.devnull, os.O_RDONLY)
+    try:
+        with (
+            pytest.raises(OSError, match="Bad file descriptor"),
+            announced(Config(ready_file=str(file), ready_fd=unwritable), TOKENS, 1, []),
+        ):
+            raise AssertionError("it was announced")
+    finally:
+        os.close(unwritable)
+    assert not file.exists()

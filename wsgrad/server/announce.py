@@ -13,6 +13,7 @@ import socket
 import ssl
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wsgrad.server.config import fail, version
@@ -22,7 +23,6 @@ from wsgrad.transport.tls import certificate_fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
     from typing import TextIO
 
     from wsgrad.server.config import Config
@@ -108,18 +108,16 @@ def announced(config: Config, tokens: Tokens, port: int, devices: Sequence[Mappi
     _log.log(level, "listening on %s", announcement.address)
     for device in devices:
         _log.log(level, "device %s: %s", device.get("id"), describe(device))
-    if config.ready_file:
-        from pathlib import Path
-
-        written.append(Path(config.ready_file))
-        write_private(written[0], announcement.to_json())
-    if not scripted and terminal is None and tokens.generated:
-        written.append(_keep(announcement))
-    if banner:
-        _show(announcement, terminal)
-    if config.ready_fd >= 0:
-        _write_ready(config.ready_fd, announcement.to_json())
     try:
+        if config.ready_file:
+            write_private(Path(config.ready_file), announcement.to_json())
+            written.append(Path(config.ready_file))
+        if not scripted and terminal is None and tokens.generated:
+            written.append(_keep(announcement))
+        if banner:
+            _show(announcement, terminal)
+        if config.ready_fd >= 0:
+            _write_ready(config.ready_fd, announcement.to_json())
         yield
     finally:
         for path in written:
