@@ -25,7 +25,7 @@ def test_every_public_name_can_be_used_and_is_listed():
 def test_every_public_name_is_told_of_in_the_documentation():
     page = (ROOT / "docs" / "client.md").read_text()
     names = set(dir(wsgrad))
-    for owner in (wsgrad.Server, wsgrad.Device, wsgrad.Buffer, wsgrad.Program):
+    for owner in (wsgrad.Server, wsgrad.Device, wsgrad.Buffer, wsgrad.Program, wsgrad.Graph):
         names |= {name for name in dir(owner) if not name.startswith("_")}
     assert sorted(name for name in names if not re.search(rf"\b{name}\b", page)) == []
 
