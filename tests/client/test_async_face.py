@@ -1,5 +1,11 @@
 """The trio face: every waiting method is a coroutine that checkpoints first and can be cancelled at any moment."""
 
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import trio
@@ -218,3 +224,37 @@ async def test_no_server_and_a_wrong_token_are_said_by_name(url):
     with pytest.raises(wsgrad.Unauthorized):
         async with wsgrad.open_server(url, token="wrong"):
             pass
+
+
+def test_ctrl_c_at_any_moment_reaches_the_program_and_leaves_the_session_usable(url):
+    program = Path(__file__).with_name("interrupted_trio.py")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(program), url, "100", "3"], capture_output=True, text=True, timeout=120
+    )
+    assert done.stderr == ""
+    assert done.stdout == "interrupted 100 times\n"
+
+
+def test_ctrl_c_while_it_connects_ends_the_program():
+    program = """
+import sys, trio, wsgrad
+
+async def main():
+    async with wsgrad.open_server(sys.argv[1]):
+        pass
+
+trio.run(main)
+"""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"ws://127.0.0.1:{silent.getsockname()[1]}"
+        with subprocess.Popen([sys.executable, "-c", program, url], stderr=subprocess.PIPE, text=True) as process:
+            silent.settimeout(60)
+            connection, _ = silent.accept()
+            with connection:
+                assert connection.recv(1)  # the handshake has begun, and nobody answers it
+                process.send_signal(signal.SIGINT)
+                try:
+                    _, said = process.communicate(timeout=30)
+                finally:
+                    process.kill()
+    assert said.rstrip().endswith("KeyboardInterrupt")

@@ -1,6 +1,9 @@
 """Drives a client's session in a trio program: connects, runs the connection, connects again, flushes after 1 ms.
 
 One background task owns the connection; callers issue and wait in their own tasks. Nothing here knows what is issued.
+
+Ctrl-C must not raise between two steps that belong together, so whatever changes a session or a connection runs with
+trio's KeyboardInterrupt protection: trio then raises it in the program's main task, where that one waits next.
 """
 
 from __future__ import annotations
@@ -59,6 +62,7 @@ class AsyncDriver:
 
     # -- for callers --------------------------------------------------------------------------------------------------
 
+    @trio.lowlevel.enable_ki_protection
     def call(self, issue: Callable[[], T]) -> T:
         """Issue something that nobody waits for; it is sent within about 1 ms."""
         try:
@@ -67,6 +71,7 @@ class AsyncDriver:
             if self.session.asleep:
                 self._wake()
 
+    @trio.lowlevel.enable_ki_protection
     async def wait(self, start: Callable[[], Wait[T]]) -> T:
         """Issue something and wait for it. Cancelled before it has issued anything, or withdrawn."""
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -87,23 +92,27 @@ class AsyncDriver:
                 self.send()
         return wait.result()
 
+    @trio.lowlevel.enable_ki_protection
     def send(self) -> None:
         """Send what the link holds, as far as the socket takes it."""
         if self._connection is not None and self.session.attached:
             self._connection.wake()
 
+    @trio.lowlevel.enable_ki_protection
     async def close(self) -> None:
         """Say bye, wait a moment for the server's answer, end `run`. Idempotent; closes even when cancelled."""
-        if not self._closing:
-            self._closing = True
-            if self._connection is not None and self.session.attached:
-                self.session.flush()
-                self.session.bye()
-                self.send()
-                with trio.move_on_after(CLOSE_SECONDS, shield=True):
-                    await self._gone.wait()
-        self.session.end(ConnectionLost("the session is closed: its `async with` has ended"))
-        self._life.cancel()
+        try:
+            if not self._closing:
+                self._closing = True
+                if self._connection is not None and self.session.attached:
+                    self.session.flush()
+                    self.session.bye()
+                    self.send()
+                    with trio.move_on_after(CLOSE_SECONDS, shield=True):
+                        await self._gone.wait()
+        finally:  # Ctrl-C ends that wait, shielded or not
+            self.session.end(ConnectionLost("the session is closed: its `async with` has ended"))
+            self._life.cancel()
 
     def _wake(self) -> None:
         self.session.asleep = False
@@ -111,6 +120,7 @@ class AsyncDriver:
 
     # -- the background task ------------------------------------------------------------------------------------------
 
+    @trio.lowlevel.enable_ki_protection
     async def run(self) -> None:
         """Connect, and stay connected, until the session is over or `close` is called, whatever else is cancelled."""
         try:
@@ -244,6 +254,7 @@ class AsyncDriver:
             check_fingerprint(stream.getpeercert(binary_form=True), endpoint.sha256)
         return stream
 
+    @trio.lowlevel.enable_ki_protection
     async def _flush_after_a_while(self) -> None:
         session, quiet = self.session, _AWAKE_ROUNDS
         while True:
@@ -260,6 +271,7 @@ class AsyncDriver:
                 self.send()
                 quiet = 0
 
+    @trio.lowlevel.enable_ki_protection
     async def _tick(self) -> None:
         while True:
             await trio.sleep(_TICK_SECONDS)

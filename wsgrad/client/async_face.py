@@ -238,6 +238,7 @@ class AsyncServer(BaseServer[AsyncDevice]):
                 details={"nbytes": queue.unsent_bytes, "limit": MAX_UNSENT},
             )
 
+    @trio.lowlevel.enable_ki_protection
     def _full(self, queue: Queue) -> None:
         self._room(queue)
         queue.flush()
@@ -283,21 +284,27 @@ async def open_server(
             wanted = embedded.url
         target = target_of(wanted, token=token, cafile=cafile)
         error: BaseException | None = None
-        async with trio.open_nursery() as nursery:
-            server: AsyncServer | None = None
-            try:
-                server = await _open(nursery, target, embedded, wait)
-                if cache:
-                    server._start_caching()
-                yield server
-                await server._drain()
-            except BaseException as exc:
-                # Raised again outside the nursery, which would wrap it into a group.
-                error = exc
-            finally:
-                if server is not None:
-                    await server._driver.close()
-                nursery.cancel_scope.cancel()
+        try:
+            async with trio.open_nursery() as nursery:
+                server: AsyncServer | None = None
+                try:
+                    server = await _open(nursery, target, embedded, wait)
+                    if cache:
+                        server._start_caching()
+                    yield server
+                    await server._drain()
+                except BaseException as exc:
+                    # Raised again outside the nursery, which would wrap it into a group.
+                    error = exc
+                finally:
+                    if server is not None:
+                        await server._driver.close()
+                    nursery.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            # trio raises Ctrl-C where it strikes, which may be a task of the opening handshake.
+            if group.split(KeyboardInterrupt)[1] is None:
+                raise KeyboardInterrupt from None
+            raise
         if error is not None:
             try:
                 raise error

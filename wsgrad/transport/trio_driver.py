@@ -163,6 +163,7 @@ class TrioConnection:
         self._reading.deadline = trio.current_time() + CLOSE_SECONDS
         self.wake()
 
+    @trio.lowlevel.enable_ki_protection
     async def run(self, handle: Callable[[Received], None]) -> Closed:
         """Read until the connection is over and close the stream; `handle` gets each message but heartbeats.
 
@@ -269,6 +270,7 @@ class TrioConnection:
         if count:
             pending[0] = memoryview(pending[0])[count:]
 
+    @trio.lowlevel.enable_ki_protection
     async def _write(self) -> None:
         while self._ended is None:
             if not self._writer_busy:
@@ -399,6 +401,7 @@ class TrioConnection:
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
+    @trio.lowlevel.enable_ki_protection
     async def _beat(self) -> None:
         token = 0
         pinged_at = self.last_received
