@@ -114,6 +114,8 @@ class Feed:
             if not self._send(self._items[0], port):
                 return
             self._items.popleft()
+            if self._queue.trace is not None:
+                self._queue.trace.sent(self._out.sent)
 
     def drop(self, failure: Failure) -> None:
         """The node is gone, or the queue is closed: what waits will not run, and others learn why."""

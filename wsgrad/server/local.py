@@ -21,7 +21,8 @@ from wsgrad.server.outstanding import InvalidReply
 from wsgrad.server.port import Loss, Owner, Port
 from wsgrad.server.watchdog import Watchdog
 from wsgrad.transport import cbor
-from wsgrad.transport.messages import INLINE_BYTES, Load, ReadData, Slot, message_array
+from wsgrad.transport.messages import INLINE_BYTES, Load, ReadData, Slot, Spans, message_array
+from wsgrad.transport.tracing import MAX_SPANS_NBYTES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -47,6 +48,8 @@ _WHAT: Final = {
     signal.SIGKILL: "killed by the system, perhaps for lack of memory",
     signal.SIGXCPU: "processor time used up",
 }
+
+_BULK_NBYTES: Final[dict[object, int]] = {ReadData.KIND: INLINE_BYTES, Spans.KIND: MAX_SPANS_NBYTES}
 
 _Packet: TypeAlias = tuple[list[bytes | memoryview], int]
 
@@ -267,10 +270,10 @@ class LocalPort(Port):
             raw = bytes(packet[:end])
             array = cbor.decode_scanned(raw)
             bulk = None
-            if isinstance(array, list) and array and array[0] == ReadData.KIND:
+            if isinstance(array, list) and array and type(array[0]) is int and array[0] in _BULK_NBYTES:
                 head = cbor.read_bytes_head(packet, end)
-                if head is None or head[0] != len(packet) - head[1] or head[0] > INLINE_BYTES:
-                    raise InvalidReply("a read whose bytes don't fit their packet")
+                if head is None or head[0] != len(packet) - head[1] or head[0] > _BULK_NBYTES[array[0]]:
+                    raise InvalidReply("a message whose bytes don't fit their packet")
                 bulk = memoryview(bytes(packet[head[1] :]))
             elif end != len(packet):
                 raise InvalidReply("something behind a message")
@@ -281,7 +284,7 @@ class LocalPort(Port):
         if not isinstance(array, list):
             raise InvalidReply("a message that is no array")
         self.owner.reply(self, array, raw, bulk)
-        return bool(array) and array[0] == Slot.KIND
+        return bool(array) and array[0] in (Slot.KIND, Spans.KIND)
 
     async def _watch(self) -> None:
         """End the process when one command has run for too long, or when it does not become ready."""

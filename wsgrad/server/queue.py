@@ -25,6 +25,7 @@ from wsgrad.server.outstanding import ANSWER_NBYTES, InvalidReply, Outstanding
 from wsgrad.server.port import Loss, Port, renumber
 from wsgrad.server.submission import SLICE, CachedUpload, check_batch, check_launches
 from wsgrad.server.tables import Tables
+from wsgrad.server.trace import QueueTrace, check_trace
 from wsgrad.transport import cbor
 from wsgrad.transport.messages import (
     Abort,
@@ -43,6 +44,7 @@ from wsgrad.transport.messages import (
     Result,
     Slot,
     Source,
+    Spans,
     message_array,
     parse_message,
 )
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 
     from wsgrad.server.nodes import Device
     from wsgrad.server.session import Session
+    from wsgrad.server.trace import SessionTrace
 
 _NOTHING: Final = memoryview(b"")
 
@@ -71,6 +74,7 @@ class Queue:
         self.number = number
         self.device = device
         self.state = State.OPENING
+        self.trace: QueueTrace | None = None
         self._tables = Tables(
             session.quota, dialects=device.dialects, max_program_nbytes=session.limits.max_program_nbytes
         )
@@ -147,6 +151,8 @@ class Queue:
         if type(message) is Chunk:
             self._announced = max(0, self._announced - 1)
         now = self._in.admit(message, raw, _NOTHING if bulk is None else bulk)
+        if self.trace is not None:
+            self.trace.received(message)
         if now is None:
             self.session.later(self)
         else:
@@ -296,6 +302,10 @@ class Queue:
             else:
                 self._feed.add(message)
 
+    def begin_trace(self, trace: SessionTrace) -> None:
+        """Be part of a timeline."""
+        self.trace = QueueTrace(trace, self.number, self._port, self._tables)
+
     # -- to the node --
 
     def pump(self) -> None:
@@ -318,6 +328,8 @@ class Queue:
         except WsgradError as error:
             error.details.setdefault("operation", "open")
             self._lose(number, error)
+        if self.session.trace is not None:
+            self.begin_trace(self.session.trace)
 
     # -- what the node says --
 
@@ -359,6 +371,8 @@ class Queue:
             case Ack():
                 before = self._out.acked
                 done, freed = self._out.ack(message.number)
+                if self.trace is not None:
+                    self.trace.acked(message.number)
                 if message.number != before:
                     self._journal.acked(message.number)
                     self._in.held -= done
@@ -376,6 +390,10 @@ class Queue:
                 self._relay(port, raw, None, partial(self.session.answers.give, ANSWER_NBYTES))
             case Slot() | Chunk():
                 self._download(port, message, bulk)
+            case Spans():
+                check_trace(port, message)
+                if self.trace is not None:
+                    self.trace.spans(message, bulk, self._out.sent)
             case Credit():
                 self._give_credit(port.credit(message.slots))
                 self._feed.pump()
@@ -478,6 +496,9 @@ class Queue:
         self._loads.forget()
         self._tables.clear()
         self.session.answers.give(self._out.restart(self._in.next - 1))
+        if self.trace is not None:
+            self.trace.acked(self._in.next - 1)
+            self.trace.close()
         self._in.forget()
         if self.state is not State.CLOSED:
             self._give_credit(self._in.owed())

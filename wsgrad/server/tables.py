@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
 
 from wsgrad.errors import CompileError, DeviceError, LaunchError, LimitExceeded, OutOfMemory
@@ -113,6 +114,11 @@ class Tables:
     def buffers(self) -> int:
         """Buffers and views that have an id."""
         return len(self._memory)
+
+    @property
+    def programs(self) -> Mapping[int, ProgramEntry]:
+        """All programs by id, dropped ones too."""
+        return MappingProxyType(self._programs)
 
     def program(self, program: int) -> ProgramEntry | None:
         """The program that last had this id; a dropped one too, since its launches may still be under way."""

@@ -443,6 +443,8 @@ Message: TypeAlias = (
 BULK_KINDS = frozenset({Launches.KIND, Program.KIND, Chunk.KIND, Record.KIND, ReadData.KIND, Source.KIND})
 BULK_KINDS |= {Graph.KIND, Traced.KIND, Spans.KIND}
 UNNUMBERED_KINDS = frozenset(range(16))
+MESSAGE_NAMES = {message.KIND: message.__name__ for message in get_args(Message)}
+"""What messages are called, by kind."""
 
 
 _TABLE: Table[Message] = Table("message", get_args(Message))
