@@ -10,6 +10,7 @@ import trio
 
 from wsgrad.server.config import Config
 from wsgrad.server.listener import Port, open_listeners
+from wsgrad.server.tickets import Tickets
 from wsgrad.server.tokens import Tokens
 
 TOKENS = Tokens(*(secrets.token_urlsafe(32) for _ in range(3)))
@@ -22,6 +23,7 @@ class EchoHub:
     clients: list[str] = field(default_factory=list)
     nodes: list[str] = field(default_factory=list)
     arrived: trio.Event = field(default_factory=trio.Event)
+    tickets: Tickets = field(default_factory=Tickets)
 
     async def serve_client(self, connection, peer):
         self.clients.append(peer)

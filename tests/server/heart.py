@@ -94,7 +94,11 @@ class Client:
     async def run(self, task_status):
         task_status.started()
         self.closed = await self.connection.run(self._handle)
-        self._news.set()
+        self._wake()
+
+    def _wake(self):
+        news, self._news = self._news, trio.Event()
+        news.set()
 
     def _handle(self, received):
         message = m.parse_message(received.head)
@@ -105,12 +109,12 @@ class Client:
         if isinstance(message, m.Seen):
             self.link.seen(message.count)
             return
-        if isinstance(message, m.Credit):
+        if isinstance(message, m.Credit) and message.queue in self.queues:
             self.queues[message.queue].credit += message.slots
-        if isinstance(message, m.Ack):
+        if isinstance(message, m.Ack) and message.queue in self.queues:
             self.queues[message.queue].acked = message.number
         self._kept.append((message, None if received.bulk is None else bytes(received.bulk)))
-        self._news.set()
+        self._wake()
 
     def send(self, message, bulk=None):
         self.link.push(encode(m.message_array(message)), bulk, numbered=message.KIND >= 16)
@@ -125,7 +129,6 @@ class Client:
                         return self._kept.pop(index)
                 if self.closed is not None:
                     raise EOFError(f"closed: {self.closed}")
-                self._news = trio.Event()
                 await self._news.wait()
 
     async def until(self, condition):
@@ -133,13 +136,11 @@ class Client:
             while not condition():
                 if self.closed is not None:
                     raise EOFError(f"closed: {self.closed}")
-                self._news = trio.Event()
                 await self._news.wait()
 
     async def wait_closed(self):
         with trio.fail_after(20):
             while self.closed is None:
-                self._news = trio.Event()
                 await self._news.wait()
         return self.closed
 

@@ -77,7 +77,7 @@ class ReconnectingClient(Client):
             closed = await self.connection.run(self._handle)
             if closed.code != 1006:
                 self.closed = closed
-                self._news.set()
+                self._wake()
                 return
 
     def _handle(self, received):
@@ -88,7 +88,7 @@ class ReconnectingClient(Client):
             self.connection.link = self.link
             self.connection.wake()
             self.links += 1
-            self._news.set()
+            self._wake()
         else:
             super()._handle(received)
 

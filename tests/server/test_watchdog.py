@@ -33,6 +33,20 @@ def test_numbers_that_are_not_due_are_no_progress(number):
     ]
 
 
+def test_steps_of_a_graph_are_progress_while_they_go_on():
+    assert looks(Watchdog(1.0), *((t * 0.9, {"step": t + 1}) for t in range(5))) == [False] * 5
+    assert looks(Watchdog(1.0), (0, {"step": 4}), (0.9, {"step": 4}), (1.1, {"step": 3})) == [False, False, True]
+    # Another command begins with its first step.
+    assert looks(
+        Watchdog(1.0),
+        (0, {"step": 4}),
+        (0.9, {"number": 12, "step": 1}),
+        (1.8, {"number": 12, "step": 2}),
+        (2.7, {"number": 12, "step": 2}),
+        (2.9, {"number": 12, "step": 2}),
+    ) == [False] * 4 + [True]
+
+
 def test_going_back_and_forth_is_no_progress():
     steps = [(t / 10, {"number": 12 + t % 2}) for t in range(14)]
     assert True in looks(Watchdog(1.0), *steps)

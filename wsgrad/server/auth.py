@@ -39,12 +39,14 @@ class Rule:
     check_host: bool = True
     null_origin: bool = False
     roles: frozenset[Role] = frozenset()
+    ticket: bool = False
 
 
 ROUTES = {
     "/healthz": Rule(check_host=False),
     "/status.json": Rule(roles=frozenset({Role.CLIENT, Role.ADMIN})),
     "/v1/client": Rule(websocket=True, roles=frozenset({Role.CLIENT})),
+    "/v1/peer": Rule(websocket=True, ticket=True),
     "/v1/node": Rule(websocket=True, null_origin=True, roles=frozenset({Role.NODE})),
 }
 
@@ -122,9 +124,17 @@ class Gate:
             return _refuse(403, why)
         if rule.websocket and not request.upgrade:
             return _refuse(426, "this route speaks WebSocket only", ("Upgrade", "websocket"))
+        if rule.ticket:
+            return self._check_ticket(request)
         if not rule.roles:
             return None
         return self._check_token(request, rule)
+
+    def _check_ticket(self, request: Request) -> Refusal | None:
+        """A ticket is only looked at here; whoever lets the request in takes it."""
+        if token_of(request) is None:
+            return _refuse(401, "a ticket is needed", ("WWW-Authenticate", "Bearer"), why="no ticket")
+        return None
 
     def _host_is_ours(self, host_header: str | None) -> bool:
         split = split_host(host_header) if host_header is not None else None
@@ -158,7 +168,7 @@ class Gate:
         return f"pages of {_shown(origin)} may not use this server; --allow-origin adds an origin"
 
     def _check_token(self, request: Request, rule: Rule) -> Refusal | None:
-        token = _token_of(request)
+        token = token_of(request)
         wanted = " or ".join(sorted(role.value for role in rule.roles))
         if token is None:
             return _refuse(401, f"a {wanted} token is needed", ("WWW-Authenticate", "Bearer"), why="no token")
@@ -206,7 +216,8 @@ def network_of(address: str) -> str:
     return address
 
 
-def _token_of(request: Request) -> str | None:
+def token_of(request: Request) -> str | None:
+    """The token or ticket that a request brings."""
     for value in request.values("authorization"):
         scheme, _, token = value.partition(" ")
         if scheme.lower() == "bearer":
@@ -216,6 +227,12 @@ def _token_of(request: Request) -> str | None:
             if item.startswith(TOKEN_SUBPROTOCOL):
                 return item.removeprefix(TOKEN_SUBPROTOCOL)
     return None
+
+
+def wrong_ticket() -> Refusal:
+    """The answer to a ticket that is unknown, used, or too old."""
+    refusal = _refuse(401, "the ticket is wrong, used or too old", ("WWW-Authenticate", 'Bearer error="invalid_token"'))
+    return Refusal(refusal.response, "wrong ticket", guessed=True)
 
 
 def _refuse(status: int, message: str, *headers: tuple[str, str], why: str | None = None) -> Refusal:

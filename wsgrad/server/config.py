@@ -58,6 +58,7 @@ class Config:
     tls_key: str = ""
     allow_hosts: tuple[str, ...] = ()
     allow_origins: tuple[str, ...] = ()
+    allow_peers: tuple[str, ...] = ()
     trusted_proxies: tuple[str, ...] = ()
     max_sessions: int = 64
     max_session_memory: int = field(default_factory=_default_session_memory)
@@ -142,6 +143,15 @@ _GROUPS: tuple[tuple[str, tuple[_Option, ...]], ...] = (
             ),
             _Option(
                 "--allow-origin", "allow_origins", "ORIGIN", options.allowed_origin, "web origin to accept", many=True
+            ),
+            _Option(
+                "--allow-peer",
+                "allow_peers",
+                "HOST[:PORT]",
+                options.allowed_host,
+                "server to send to directly for a client that uses both; without it those of this machine, "
+                "where this one listens on loopback",
+                many=True,
             ),
             _Option(
                 "--trusted-proxy",

@@ -15,7 +15,7 @@ import trio
 
 from wsgrad.errors import LimitExceeded, ProtocolError
 from wsgrad.server import http
-from wsgrad.server.auth import ROUTES, Delays, network_of
+from wsgrad.server.auth import ROUTES, Delays, network_of, token_of, wrong_ticket
 from wsgrad.server.http import MAX_HEAD, BadRequest
 from wsgrad.transport.handshake_trio import accept_websocket, read_http_head
 from wsgrad.transport.messages import SUBPROTOCOL
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
     from wsgrad.server.auth import Gate, Visitor
     from wsgrad.server.http import Request, Response
+    from wsgrad.server.routes import Route
     from wsgrad.server.status import PortCounters
+    from wsgrad.server.tickets import Tickets
 
 _LINGER_SECONDS = 1.0
 _MAX_DELAYED = 16  # wrong tokens of one address whose answers wait at the same time; more are answered at once
@@ -39,6 +41,7 @@ class Admitted:
 
     Attributes:
         leftover: what the peer sent right behind its head.
+        claim: what another server's ticket is for.
         address: the peer's, or the one a trusted proxy names; `peer` is the same for logs, with the port if known.
     """
 
@@ -47,15 +50,19 @@ class Admitted:
     route: str
     address: str
     peer: str
+    claim: Route | None = None
 
 
 class Door:
     """Lets connections of one server in, or tells them why not."""
 
-    def __init__(self, gate: Gate, counters: PortCounters, status: Callable[[], Mapping[str, object]]) -> None:
+    def __init__(
+        self, gate: Gate, counters: PortCounters, status: Callable[[], Mapping[str, object]], tickets: Tickets
+    ) -> None:
         self._gate = gate
         self._counters = counters
         self._status = status
+        self._tickets = tickets
         self._delays = Delays()
         self._delayed: Counter[str] = Counter()
         self.draining = False
@@ -83,13 +90,22 @@ class Door:
         if answer is not None:
             await send(stream, answer, head_only=request.method == "HEAD")
             return None
+        claim = None
+        if ROUTES[request.path].ticket:
+            claim = self._tickets.take(token_of(request) or "")
+            if claim is None:
+                refusal = wrong_ticket()
+                self._note(peer, request.path, refusal.why)
+                await self._delay(visitor.address)
+                await send(stream, refusal.response)
+                return None
         try:
             await accept_websocket(stream, head, subprotocol=SUBPROTOCOL)
         except ProtocolError as exc:
             self._note(peer, request.path, str(exc))
             await linger(stream)
             return None
-        return Admitted(stream, rest, request.path, visitor.address, peer)
+        return Admitted(stream, rest, request.path, visitor.address, peer, claim)
 
     async def _answer(self, request: Request, visitor: Visitor, peer: str) -> Response | None:
         """What to say over HTTP. None: the request may become a WebSocket."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from wsgrad.server.outstanding import Outstanding
     from wsgrad.server.port import Port
     from wsgrad.server.queue import Queue
-    from wsgrad.server.transfers import Flow
+    from wsgrad.server.transfers import Flow, FlowChunk
     from wsgrad.transport.commands import Command
 
 _STEP: Final = 16
@@ -48,11 +48,15 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Receipt:
-    """A transfer to this queue that the node was told of: by command `number`, as transfer `transfer`."""
+    """A transfer to this queue that the node was told of: by command `number`, as transfer `transfer`.
+
+    Where it brings no bytes, `empty` is its command, of which the node hears nothing before it has ended.
+    """
 
     number: int
     transfer: int
     flow: Flow
+    empty: Joint | None = None
 
 
 Item: TypeAlias = Sent | Load | Piece | Abort | Plain | CachedUpload | Joint
@@ -96,7 +100,8 @@ class Feed:
         """The next thing for the node."""
         if isinstance(item, Joint) and isinstance(item.command, Receive):
             self.receives += 1
-        elif isinstance(item, ReplaySent):
+        elif isinstance(item, ReplaySent) and item.graph is not None:
+            self._queue.session.statistics.launches += item.graph.launches
             self.receives += sum(not end.sends for end, _ in item.ends)
         self._items.append(item)
 
@@ -168,33 +173,44 @@ class Feed:
         port = self.port
         return port is not None and port.has_room and not port.full and not self._given
 
-    def put(self, bulk: memoryview, *, owned: bool) -> None:
+    def put(self, chunk: FlowChunk) -> None:
         assert self.port is not None
         assert self._receiving is not None
-        slot, kept = self.port.take_chunk(bulk, owned=owned)
+        slot, kept = self.port.take_chunk(chunk.bulk, owned=chunk.owned)
         self.port.send_chunk(self._receiving.transfer, self._offset, slot, kept, client=False)
-        self._offset += len(bulk)
+        self._offset += len(chunk.bulk)
+        chunk.taken()
 
     def finished(self) -> None:
+        assert self.port is not None
+        assert self._receiving is not None
+        if self._receiving.empty is not None:
+            self._go_on(self._receiving.empty, self.port, None)
+        self._received()
+
+    def failed(self, failure: Failure) -> None:
+        assert self.port is not None
+        receipt = self._receiving
+        assert receipt is not None
+        if receipt.empty is not None:
+            self._go_on(receipt.empty, self.port, failure)
+        else:
+            self._journal.expect(receipt.number, failure)
+            self.port.send(failure.fail(self._queue.number, receipt.number))
+        # A replay that fails receives no more.
+        following, self._following = self._following, deque()
+        self.receives -= len(following)
+        for follower in following:
+            follower.flow.target_failed(failure)
+        self._received()
+
+    def _received(self) -> None:
         self._receiving = None
         self.receives -= 1
         if self._following:
             self._receive_next()
         if not self.receiving:
             self._queue.later()
-
-    def failed(self, failure: Failure) -> None:
-        assert self.port is not None
-        assert self._receiving is not None
-        number = self._receiving.number
-        self._journal.expect(number, failure)
-        self.port.send(failure.fail(self._queue.number, number))
-        # A replay that fails receives no more.
-        following, self._following = self._following, deque()
-        self.receives -= len(following)
-        for receipt in following:
-            receipt.flow.target_failed(failure)
-        self.finished()
 
     def _receive_next(self) -> None:
         """Begin what is received next. One may be over at once, so this loops and is not entered again from inside."""
@@ -288,9 +304,11 @@ class Feed:
                     self._go_on(item, port, failure)
                     flow.target_failed(failure)
                     return True
-                upload = Upload(ROUTED | flow.number, command.buffer, command.offset, command.nbytes)
-                self._command(item, port, upload)
-                self._following.append(_Receipt(item.number, ROUTED | flow.number, flow))
+                empty = None if command.nbytes else item
+                if empty is None:
+                    upload = Upload(ROUTED | flow.number, command.buffer, command.offset, command.nbytes)
+                    self._command(item, port, upload)
+                self._following.append(_Receipt(item.number, ROUTED | flow.number, flow, empty))
                 self._receive_next()
         return True
 

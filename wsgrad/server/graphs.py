@@ -72,7 +72,9 @@ class QueueGraph:
 
     Attributes:
         steps: in the order in which the node runs them.
-        ends: the transfers among them that move anything, and how many there are in all.
+        ends: the transfers among them that move anything.
+        transfers: how many there are in all.
+        launches: how many launches.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class QueueGraph:
         self.steps: list[PartStep] = part.by_number
         self.ends: list[End] = []
         self.transfers = 0
+        self.launches = sum(isinstance(step.op, LaunchOp) for step in self.steps)
         for step in self.steps:
             if isinstance(step.op, SendOp | ReceiveOp):
                 sends = isinstance(step.op, SendOp)
@@ -114,7 +117,7 @@ class QueueGraph:
         Raises:
             WsgradError: a buffer or program is not there or does not fit.
         """
-        if self._generation != tables.generation:
+        if self._generation != tables.generation or self._unfit:
             self._look(tables)
         for number, error in self._unfit.items():
             if number not in bindings:

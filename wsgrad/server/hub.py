@@ -20,6 +20,7 @@ from wsgrad.errors import ConnectionLost, LimitExceeded, ProtocolError, WsgradEr
 from wsgrad.server import blobs
 from wsgrad.server.config import version
 from wsgrad.server.cpu import cpu_info
+from wsgrad.server.dialing import PeerRules
 from wsgrad.server.limits import Limits
 from wsgrad.server.local import LocalPort
 from wsgrad.server.nodes import Device, Registry
@@ -28,6 +29,7 @@ from wsgrad.server.remote import RemoteNode
 from wsgrad.server.session import Session
 from wsgrad.server.sources import Sources
 from wsgrad.server.statistics import Statistics
+from wsgrad.server.tickets import Tickets
 from wsgrad.server.zygote import Zygote
 from wsgrad.transport import cbor
 from wsgrad.transport.messages import VERSION, Bye, Hello, Join, Joined, Refused, message_array, parse_message
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from wsgrad.server.config import Config
     from wsgrad.server.port import Port
     from wsgrad.server.queue import Queue
+    from wsgrad.server.routes import Route
     from wsgrad.transport.connection import Received
     from wsgrad.transport.messages import Program
     from wsgrad.transport.trio_driver import TrioConnection
@@ -65,6 +68,9 @@ class Hub:
 
     def __init__(self, config: Config, zygote: Zygote | None, *, cache_directory: Path | None = None) -> None:
         self.statistics = Statistics()
+        self.name = config.name
+        self.tickets = Tickets()
+        self.peer_rules = PeerRules(config)
         self._config = config
         self._limits = Limits.of(config)
         self._zygote = zygote
@@ -188,6 +194,11 @@ class Hub:
                         self._registry.leave(node.name)
                     node.leave(reason)
                     self._registry.remove(node.devices)
+
+    async def serve_peer(self, connection: TrioConnection, peer: str, route: Route) -> None:
+        """Serve another server's connection, for the session whose ticket it had."""
+        self.statistics.connections += 1
+        await route.session.routes.serve(route, connection, where=f"and {peer}")
 
     @property
     def devices(self) -> list[dict[str, object]]:

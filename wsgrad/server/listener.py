@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     from wsgrad.server.config import Config
     from wsgrad.server.door import Admitted
+    from wsgrad.server.routes import Route
+    from wsgrad.server.tickets import Tickets
     from wsgrad.server.tokens import Tokens
 
 _TLS_RECORD = 0x16
@@ -51,6 +53,13 @@ class Hub(Protocol):
 
     async def serve_node(self, connection: TrioConnection, peer: str) -> None:
         """Serve a node's connection until it is over."""
+
+    async def serve_peer(self, connection: TrioConnection, peer: str, route: Route) -> None:
+        """Serve another server's connection until it is over."""
+
+    @property
+    def tickets(self) -> Tickets:
+        """What other servers may come with."""
 
     def status(self) -> dict[str, object]:
         """Sessions, devices and counters for `/status.json`."""
@@ -101,7 +110,9 @@ class Port:
         self._gate = Gate(config, tokens)
         self._hub = hub
         self._tls = tls
-        self._door = Door(self._gate, self.counters, lambda: status.document(config, self.counters, hub.status()))
+        self._door = Door(
+            self._gate, self.counters, lambda: status.document(config, self.counters, hub.status()), hub.tickets
+        )
         self._connections: Counter[str] = Counter()
         message = config.max_message_size - MAX_HEAD
         limits = {Chunk.KIND: CHUNK_BYTES, Launches.KIND: MAX_WORDS_BYTES, ReadData.KIND: INLINE_BYTES}
@@ -171,7 +182,6 @@ class Port:
             leftover=admitted.leftover,
             peer=admitted.peer,
         )
-        serve = self._hub.serve_client if admitted.route == "/v1/client" else self._hub.serve_node
         with self._counted(admitted.address) if by_proxy else contextlib.nullcontext(0) as count:
             if count > self._config.max_connections_per_address:
                 connection.close(1008, _too_many(self._config))
@@ -179,7 +189,12 @@ class Port:
                 return
             _log.info("%s connected at %s", admitted.peer, admitted.route)
             connection.kinds = {} if _log.isEnabledFor(logging.DEBUG) else None
-            await serve(connection, admitted.peer)
+            if admitted.claim is not None:
+                await self._hub.serve_peer(connection, admitted.peer, admitted.claim)
+            elif admitted.route == "/v1/client":
+                await self._hub.serve_client(connection, admitted.peer)
+            else:
+                await self._hub.serve_node(connection, admitted.peer)
             _log.debug("%s disconnected; it sent %s", admitted.peer, _summary(connection.kinds))
 
     async def _encrypt(self, stream: trio.SocketStream, peer: str) -> trio.abc.Stream | None:

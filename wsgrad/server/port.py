@@ -146,7 +146,7 @@ class Port(ABC):
 
     @property
     def clock(self) -> tuple[int | None, int]:
-        """How far the node's clock is ahead of ours in nanoseconds, None if unknown, and by how much that may be wrong."""
+        """By how many nanoseconds the node's clock is ahead of ours, None if unknown, and how wrong that may be."""
         return 0, 0
 
     def align(self) -> None:  # noqa: B027  (there is nothing to do where both have one clock)

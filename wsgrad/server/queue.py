@@ -26,6 +26,7 @@ from wsgrad.server.port import Loss, Port, renumber
 from wsgrad.server.submission import SLICE, CachedUpload, check_batch, check_launches
 from wsgrad.server.tables import Tables
 from wsgrad.server.trace import QueueTrace, check_trace
+from wsgrad.server.uploads import take_abort, take_chunk
 from wsgrad.transport import cbor
 from wsgrad.transport.messages import (
     Abort,
@@ -75,7 +76,7 @@ class Queue:
         self.device = device
         self.state = State.OPENING
         self.trace: QueueTrace | None = None
-        self._tables = Tables(
+        self._tables: Tables = Tables(
             session.quota, dialects=device.dialects, max_program_nbytes=session.limits.max_program_nbytes
         )
         self._in = Intake(number)
@@ -198,10 +199,10 @@ class Queue:
         match message:
             case Chunk():
                 self._in.held -= waiting.nbytes
-                self._chunk(message, waiting.bulk)
+                take_chunk(self, message, waiting.bulk)
             case Abort():
                 self._in.held -= waiting.nbytes
-                self._abort(message)
+                take_abort(self, message)
             case Reopen():
                 self._in.begin(message.number, 1)
                 self._in.held -= waiting.nbytes
@@ -271,40 +272,9 @@ class Queue:
                 self._cached.admit(item)
             self._feed.add(item)
 
-    def _chunk(self, message: Chunk, bulk: memoryview) -> None:
-        upload = self._in.chunk(message, len(bulk))
-        self.session.statistics.uploaded += len(bulk)
-        if upload.refused or self._port is None or self.state is State.LOST:
-            self._feed.take_back()
-            self._give_credit(1)
-            return
-        if upload.number:
-            in_place = self._feed.take_back()
-            if not self._cached.chunk(message.transfer, memoryview(bytes(bulk)) if in_place else bulk):
-                self._give_credit(1)
-            return
-        self._cached.check_chunk(message.transfer)
-        self._feed.add_piece(message.transfer, message.offset, bulk)
-
-    def _abort(self, message: Abort) -> None:
-        upload = self._in.upload
-        self._in.give_up(message.transfer)
-        if self._cached.abort(message.transfer):
-            pass
-        elif upload is not None and upload.transfer == message.transfer:
-            self._in.upload = None
-            if not upload.refused and self.state is not State.LOST:
-                self._feed.add(message)
-        elif (download := self._out.downloads.get(message.transfer)) is not None and self._port is not None:
-            if download.number <= self._out.sent:
-                # It must not wait behind later commands: the node may be waiting for credit for this very transfer.
-                self._port.send(cbor.encode(message_array(message)))
-            else:
-                self._feed.add(message)
-
     def begin_trace(self, trace: SessionTrace) -> None:
         """Be part of a timeline."""
-        self.trace = QueueTrace(trace, self.number, self._port, self._tables)
+        self.trace = QueueTrace(trace, self)
 
     # -- to the node --
 

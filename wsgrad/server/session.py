@@ -18,6 +18,7 @@ from wsgrad.server.graphs import Graphs
 from wsgrad.server.limits import MAX_QUEUES, MAX_RETAINED, Limits
 from wsgrad.server.nodes import missing_device
 from wsgrad.server.queue import Queue
+from wsgrad.server.routes import RELAYED, Routes
 from wsgrad.server.tables import Quota
 from wsgrad.server.trace import SessionTrace
 from wsgrad.server.transfers import Transfers
@@ -25,16 +26,21 @@ from wsgrad.transport import cbor
 from wsgrad.transport.link import Link
 from wsgrad.transport.messages import (
     Abort,
+    Ack,
     Batch,
     Bye,
     Chunk,
     Clock,
     Close,
+    Credit,
     Devices,
+    Dial,
+    Failed,
     Forget,
     KnownProgram,
     Launches,
     Open,
+    Peer,
     Program,
     Record,
     Release,
@@ -115,6 +121,10 @@ class Session:
         self.events = Events()
         self.transfers = Transfers()
         self.trace: SessionTrace | None = None
+        self.tickets = hub.tickets
+        self.peer_rules = hub.peer_rules
+        self.server_name = hub.name
+        self.routes = Routes(self)
         self.connection: TrioConnection | None = None
         self.ended = trio.Event()
         self.freed = trio.Event()
@@ -175,6 +185,7 @@ class Session:
         self._end_code = (code, reason)
         for queue in self._queues.values():
             queue.close()
+        self.routes.close()
         self._queues.clear()
         self._todo.clear()
         if self.connection is not None:
@@ -253,6 +264,8 @@ class Session:
                 connection.send(cbor.encode(message_array(Seen(self._link.received))))
         self.statistics.received += received.nbytes
         match message:
+            case Chunk() | Abort() | Credit() | Ack() | Failed() if message.queue >= RELAYED:
+                self.routes.relayed(message, received.bulk)
             case Batch() | Launches() | Program() | KnownProgram() | Source() | Chunk() | Abort() | Reopen():
                 self._queue(message.queue).submit(message, received.raw, received.bulk)
             case Record():
@@ -270,6 +283,10 @@ class Session:
                 self.events.release(message.events)
             case Settle():
                 self.events.settle(message)
+            case Peer():
+                self.routes.offer(message.route)
+            case Dial():
+                self.routes.dial(message)
             case Open():
                 self._open(message)
             case Close():
@@ -305,6 +322,8 @@ class Session:
         """
         flow = self.transfers.flow(command.route, command.transfer)
         flow.send(command.nbytes)
+        if command.route:
+            self.routes.outgoing(command.route, flow, command.nbytes)
         return flow
 
     def flow_to(self, command: Receive) -> Flow:
@@ -315,6 +334,8 @@ class Session:
         """
         flow = self.transfers.flow(command.route, command.transfer)
         flow.receive(command.nbytes)
+        if command.route:
+            self.routes.incoming(command.route, flow)
         return flow
 
     def compile(self, source: str, message: Program) -> Job:
@@ -345,8 +366,6 @@ class Session:
         if self.trace is not None:
             self.trace.end()
             self.trace = None
-            for queue in self._queues.values():
-                queue.trace = None
         if message.on:
             self.trace = SessionTrace(message.trace, self.push)
             self.trace.watch(self._link)
@@ -361,6 +380,8 @@ class Session:
         return queue
 
     def _open(self, message: Open) -> None:
+        if message.queue >= RELAYED:
+            raise ProtocolError(f"queue {message.queue}; numbers of queues are below {RELAYED}")
         if message.queue in self._queues:
             raise ProtocolError(f"queue {message.queue} is open already")
         if len(self._queues) >= 2 * MAX_QUEUES:

@@ -16,6 +16,7 @@ class Statistics:
         uploaded: bytes of chunks that clients sent.
         downloaded: bytes of chunks that went to clients.
         transferred: bytes of chunks that went from one device to another.
+        relayed: bytes of chunks from other servers that came through clients.
         launches: launches that came packed.
         refused: commands that the session refused.
         errors: commands that failed on a device.
@@ -34,6 +35,7 @@ class Statistics:
     uploaded: int = 0
     downloaded: int = 0
     transferred: int = 0
+    relayed: int = 0
     launches: int = 0
     refused: int = 0
     errors: int = 0

@@ -35,6 +35,8 @@ from wsgrad.transport.commands import (
 from wsgrad.transport.messages import INLINE_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from wsgrad.transport.messages import Program
 
 MAX_ARGUMENTS: Final = 64

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from wsgrad.server.graphs import SessionGraph
     from wsgrad.server.port import Port
-    from wsgrad.server.tables import Tables
+    from wsgrad.server.queue import Queue
     from wsgrad.transport.link import Link
 
     Push = Callable[[bytes, memoryview, Callable[[], None]], None]
@@ -217,21 +217,22 @@ class SessionTrace:
 class QueueTrace:
     """A queue's share of a timeline, for one life of its node."""
 
-    def __init__(self, sink: SessionTrace, queue: int, port: Port | None, tables: Tables) -> None:
+    def __init__(self, sink: SessionTrace, queue: Queue) -> None:
         self.trace = sink.number
         self._sink = sink
-        self._queue = queue
-        self._port = port
-        self._programs = {program: [(0, entry.name)] for program, entry in tables.programs.items()}
+        self._owner = queue
+        self._queue = queue.number
+        self._port = port = queue._port
+        self._programs = {program: [(0, entry.name)] for program, entry in queue._tables.programs.items()}
         self._graphs: dict[int, SessionGraph] = {}
         self._steps: dict[int, NDArray[np.uint32]] = {}
         self._waiting: deque[tuple[int, int, int, str]] = deque()
         self._running: deque[tuple[int, int, int, str]] = deque()
+        sink.queues.add(self)
         if port is not None:
             port.traces.add(self.trace)
             port.align()
             port.send_message(Profile(port.number, self.trace, True))
-            sink.queues.add(self)
 
     def align(self) -> None:
         """Compare the clocks once more."""
@@ -242,10 +243,14 @@ class QueueTrace:
         """Ask the node for its last."""
         if self._port is not None:
             self._port.send_message(Profile(self._port.number, self.trace, False))
+        else:
+            self.close()
 
     def close(self) -> None:
         """The node is gone, has sent its last, or is not waited for any longer."""
         self._port = None
+        if self._owner.trace is self:
+            self._owner.trace = None
         self._sink.queues.discard(self)
         self._sink.ended()
 

@@ -24,6 +24,20 @@ REPLAYED: Final = 3 << 30
 """From here on they are of transfers inside of graphs."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FlowChunk:
+    """A chunk on its way.
+
+    Attributes:
+        owned: whether its memory stays as it is after `taken` was called.
+        taken: tells the source that its memory is no longer needed.
+    """
+
+    bulk: memoryview
+    owned: bool
+    taken: Callable[[], None]
+
+
 class Target(Protocol):
     """Where chunks go."""
 
@@ -31,21 +45,14 @@ class Target(Protocol):
     def has_room(self) -> bool:
         """Whether it takes a chunk now. It asks the flow to `pump` when that changes."""
 
-    def put(self, bulk: memoryview, *, owned: bool) -> None:
-        """Take the next chunk; `bulk` is the source's again afterwards unless it is `owned`."""
+    def put(self, chunk: FlowChunk) -> None:
+        """Take the next chunk, and call its `taken` when it is no longer needed."""
 
     def finished(self) -> None:
         """The last chunk was put."""
 
     def failed(self, failure: Failure) -> None:
         """No more will come."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    bulk: memoryview
-    owned: bool
-    taken: Callable[[], None]
 
 
 class Flow:
@@ -62,7 +69,7 @@ class Flow:
         self.failure: Failure | None = None
         self.stop: Callable[[Failure], None] | None = None
         self._forget = forget
-        self._chunks: deque[_Chunk] = deque()
+        self._chunks: deque[FlowChunk] = deque()
         self._sent: int | None = None
         self._wanted: int | None = None
         self._came = 0
@@ -72,6 +79,11 @@ class Flow:
         self._target_done = False
 
     # -- the source
+
+    @property
+    def source_over(self) -> bool:
+        """Whether nothing more comes from the source."""
+        return self._source_done
 
     def send(self, nbytes: int) -> None:
         """There is a source that will send so many bytes.
@@ -90,15 +102,23 @@ class Flow:
             taken()
             return
         self._came += len(bulk)
-        self._chunks.append(_Chunk(bulk, owned, taken))
+        if self._wanted is not None and self._came > self._wanted:
+            taken()
+            self._mismatch(self._came, self._wanted)
+            return
+        self._chunks.append(FlowChunk(bulk, owned, taken))
         self.pump()
 
-    def source_done(self) -> None:
-        """All of the source's chunks were offered."""
+    def source_done(self, nbytes: int | None = None) -> None:
+        """All of the source's chunks were offered, of `nbytes` in all where `send` did not say."""
         if self._source_done:
             return
         self._source_done = True
         self.stop = None
+        if nbytes is not None and self._sent is None:
+            self._sent = nbytes
+            self._compare()
+            self.pump()
         if self.failure is None and self._came != (self._sent or 0):
             self._fail(Failure("DeviceError", f"a transfer ended after {self._came} of {self._sent} bytes"))
         self._close()
@@ -142,11 +162,12 @@ class Flow:
         if target is None:
             return
         while self._chunks and target.has_room:
+            if self._sent is None and self._put + len(self._chunks[0].bulk) == self._wanted:
+                return  # with its last byte the target is done: not before it is known that no more come
             chunk = self._chunks.popleft()
             self._put += len(chunk.bulk)
-            target.put(chunk.bulk, owned=chunk.owned)
-            chunk.taken()
-        if self._put == self._wanted and not self._chunks:
+            target.put(chunk)
+        if self._put == self._wanted == self._sent:
             self._target = None
             self._target_done = True
             target.finished()
@@ -176,13 +197,11 @@ class Flow:
 
     def _compare(self) -> None:
         if self._sent is not None and self._wanted is not None and self._sent != self._wanted:
-            self._fail(
-                Failure(
-                    "DeviceError",
-                    f"a transfer of {self._sent} bytes to a place of {self._wanted} bytes",
-                    {"operation": "transfer", "nbytes": self._sent, "size": self._wanted},
-                )
-            )
+            self._mismatch(self._sent, self._wanted)
+
+    def _mismatch(self, sent: int, wanted: int) -> None:
+        text = f"a transfer of {sent} bytes to a place of {wanted} bytes"
+        self._fail(Failure("DeviceError", text, {"operation": "transfer", "nbytes": sent, "size": wanted}))
 
     def _close(self) -> None:
         if self._source_done and self._target_done:
