@@ -411,6 +411,8 @@ class Queue:
             case Result(number=0):
                 self.state = State.RUNNING
                 self._feed.running = True
+                if self.trace is not None:
+                    self.trace.opened()
                 number = self._opening
                 self._out.restart(number)
                 self._tell(Result(self.number, number, message.value))

@@ -222,13 +222,19 @@ class QueueTrace:
         self._sink = sink
         self._owner = queue
         self._queue = queue.number
-        self._port = port = queue._port
+        self._port: Port | None = None
         self._programs = {program: [(0, entry.name)] for program, entry in queue._tables.programs.items()}
         self._graphs: dict[int, SessionGraph] = {}
         self._steps: dict[int, NDArray[np.uint32]] = {}
         self._waiting: deque[tuple[int, int, int, str]] = deque()
         self._running: deque[tuple[int, int, int, str]] = deque()
         sink.queues.add(self)
+        if not queue.opening:
+            self.opened()
+
+    def opened(self) -> None:
+        """The node is ready: it may be asked."""
+        self._port = port = self._owner._port
         if port is not None:
             port.traces.add(self.trace)
             port.align()
