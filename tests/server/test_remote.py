@@ -282,9 +282,9 @@ async def test_graphs_run_and_transfer_between_nodes_that_dialled_in(server, gat
             queue.batch(c.Alloc(1, nbytes))
         await queues[0].upload(1, x.tobytes())
         queues[1].program(0, ADD, "add", "ppfi", writes=[0])
-        client.send(m.Record(1, [[0, 3], [1, 8]], [[source, 1], [target, 1]]), part)
+        client.send(m.Record(1, [[0, 3], [1, 8]], [[source, 1], [target, 1]], []), part)
         for n in (nbytes // 8, 1000, 7):
-            client.send(m.Run(1, [[queue.number, queue.next] for queue in queues], [], [n]))
+            client.send(m.Run(1, [[queue.number, queue.next] for queue in queues], [], [n], 0))
             for queue in queues:
                 queue.next += 1
             half = len(x) // 2
