@@ -152,7 +152,7 @@ class Loads:
         trace = self._session.trace
         if trace is not None:
             number, name = load.message.number, load.message.name or load.message.entry
-            trace.add(SpanKind.COMPILING, name, load.started, queue=self._queue, number=number)
+            trace.add(SpanKind.COMPILING, name, load.started, time.monotonic_ns(), queue=self._queue, number=number)
         if job.binary is None:
             load.entry.error = job.messages
         if life is self._life:

@@ -191,6 +191,8 @@ class Queue:
                 waiting.message.drop(self._lost)
         self._in.waiting.clear()
         self._forget(self._lost)
+        if self.trace is not None:
+            self.trace.close()
 
     # -- what the client submits --
 
@@ -298,7 +300,7 @@ class Queue:
         except WsgradError as error:
             error.details.setdefault("operation", "open")
             self._lose(number, error)
-        if self.session.trace is not None:
+        if self.session.trace is not None and self.trace is None:
             self.begin_trace(self.session.trace)
 
     # -- what the node says --
@@ -469,8 +471,7 @@ class Queue:
         self._tables.clear()
         self.session.answers.give(self._out.restart(self._in.next - 1))
         if self.trace is not None:
-            self.trace.acked(self._in.next - 1)
-            self.trace.close()
+            self.trace.lost(self._in.next - 1)
         self._in.forget()
         if self.state is not State.CLOSED:
             self._give_credit(self._in.owed())

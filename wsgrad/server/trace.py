@@ -72,7 +72,7 @@ class SessionTrace:
     Attributes:
         number: what the client calls it.
         started: nanoseconds; nothing before it belongs here.
-        queues: those whose nodes have not sent their last.
+        queues: those that take part.
         done: whether the last message is with the client's link.
     """
 
@@ -111,7 +111,7 @@ class SessionTrace:
 
     def ended(self) -> None:
         """A queue has sent its last, or is gone."""
-        if self._ending.is_set() and not self.queues:
+        if self._ending.is_set() and not any(queue.asked for queue in self.queues):
             self._over.set()
 
     async def run(self) -> None:
@@ -147,16 +147,25 @@ class SessionTrace:
         return number
 
     def add(
-        self, kind: SpanKind, name: str, start: int, *, queue: int = 0, number: int = 0, count: int = 0, nbytes: int = 0
+        self,
+        kind: SpanKind,
+        name: str,
+        start: int,
+        end: int,
+        *,
+        queue: int = 0,
+        number: int = 0,
+        count: int = 0,
+        nbytes: int = 0,
     ) -> None:
-        """Note a span that ends now."""
-        self._rows += RECORD.pack(kind, 0, self.name(name), queue, 0, count, 0, number, start, now(), nbytes)
+        """Note a span."""
+        self._rows += RECORD.pack(kind, 0, self.name(name), queue, 0, count, 0, number, start, end, nbytes)
         if len(self._rows) >= MAX_SPANS_NBYTES:
             self._cut()
 
     def received(self, message: Message, nbytes: int, start: int) -> None:
         """A message of the client has been worked off."""
-        self.add(SpanKind.RECEIVED, type(message).__name__, start, nbytes=nbytes)
+        self.add(SpanKind.RECEIVED, type(message).__name__, start, now(), nbytes=nbytes)
 
     def extend(self, rows: bytes) -> None:
         """Note spans that were checked: whole records, no more than fit one message."""
@@ -169,8 +178,7 @@ class SessionTrace:
 
     def _sent(self, kind: int, nbytes: int, start: int, end: int) -> None:
         if kind != Traced.KIND:
-            name = self.name(MESSAGE_NAMES.get(kind, "?"))
-            self._rows += RECORD.pack(SpanKind.SENT, 0, name, 0, 0, 0, 0, 0, start, end, nbytes)
+            self.add(SpanKind.SENT, MESSAGE_NAMES.get(kind, "?"), start, end, nbytes=nbytes)
 
     def _cut(self) -> None:
         if self._rows:
@@ -215,7 +223,7 @@ class SessionTrace:
 
 
 class QueueTrace:
-    """A queue's share of a timeline, for one life of its node."""
+    """A queue's share of a timeline, whatever becomes of its node."""
 
     def __init__(self, sink: SessionTrace, queue: Queue) -> None:
         self.trace = sink.number
@@ -231,6 +239,11 @@ class QueueTrace:
         sink.queues.add(self)
         if not queue.opening:
             self.opened()
+
+    @property
+    def asked(self) -> bool:
+        """Whether the node will send more."""
+        return self._port is not None
 
     def opened(self) -> None:
         """The node is ready: it may be asked."""
@@ -249,11 +262,15 @@ class QueueTrace:
         """Ask the node for its last."""
         if self._port is not None:
             self._port.send_message(Profile(self._port.number, self.trace, False))
-        else:
-            self.close()
+
+    def lost(self, number: int) -> None:
+        """The node is gone; commands up to this one count as done."""
+        self.acked(number)
+        self._port = None
+        self._sink.ended()
 
     def close(self) -> None:
-        """The node is gone, has sent its last, or is not waited for any longer."""
+        """The queue is closed, or the timeline over."""
         self._port = None
         if self._owner.trace is self:
             self._owner.trace = None
@@ -285,27 +302,21 @@ class QueueTrace:
                 return
         self._waiting.append((last, count, now(), type(message).__name__))
 
-    def sent(self, number: int) -> None:
+    def sent(self, number: int, at: int) -> None:
         """The node has been given the commands up to this one."""
-        self._pass(SpanKind.QUEUED, self._waiting, number, self._running)
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= number:
+            last, count, since, name = waiting.popleft()
+            self._sink.add(SpanKind.QUEUED, name, since, max(at, since), queue=self._queue, number=last, count=count)
+            self._running.append((last, count, at, name))
 
     def acked(self, number: int) -> None:
         """It has worked them off."""
-        self._pass(SpanKind.QUEUED, self._waiting, number, self._running)
-        self._pass(SpanKind.RUNNING, self._running, number, None)
-
-    def _pass(
-        self,
-        kind: SpanKind,
-        entries: deque[tuple[int, int, int, str]],
-        number: int,
-        then: deque[tuple[int, int, int, str]] | None,
-    ) -> None:
-        while entries and entries[0][0] <= number:
-            last, count, since, name = entries.popleft()
-            self._sink.add(kind, name, since, queue=self._queue, number=last, count=count)
-            if then is not None:
-                then.append((last, count, now(), name))
+        self.sent(number, now())
+        running = self._running
+        while running and running[0][0] <= number:
+            last, count, since, name = running.popleft()
+            self._sink.add(SpanKind.RUNNING, name, since, now(), queue=self._queue, number=last, count=count)
 
     # -- what the node says
 
@@ -333,7 +344,8 @@ class QueueTrace:
             self._name(rows)
             self._sink.extend(rows.tobytes())
         if message.last:
-            self.close()
+            self._port = None
+            self._sink.ended()
 
     def _placed(self, rows: NDArray[np.void], port: Port) -> NDArray[np.void]:
         """The spans in our time, without those that can't have been then."""
