@@ -17,8 +17,12 @@ LAYERS = {
     "_version": set(),
     "transport": {"errors"},
     "graph": {"errors"},
-    # The messages fill four modules of transport; frames, connections and drivers are not for devices.
-    "devices": {"graph", "errors", *(f"transport.{name}" for name in ("messages", "commands", "fields", "cbor"))},
+    # The messages fill five modules of transport; frames, connections and drivers are not for devices.
+    "devices": {
+        "graph",
+        "errors",
+        *(f"transport.{name}" for name in ("messages", "commands", "fields", "tracing", "cbor")),
+    },
     "server": {"transport", "graph", "devices", "errors"},
     "client": {"transport", "graph", "errors"},
     "cli": {"client", "server", "devices", "errors"},
@@ -43,6 +47,7 @@ SANS_IO += (
     "transport.messages",
     "transport.commands",
     "transport.fields",
+    "transport.tracing",
     "graph",
     "client.core",
     "client.queue",

@@ -1,4 +1,4 @@
-"""The command `wsgrad`: lists a server's devices, measures the way to one, and examines this machine.
+"""The command `wsgrad`: lists a server's devices, measures the way to one, examines this machine, sums up timelines.
 
 It only shows what the client and `devices.doctor` find out: tables for people, JSON for programs.
 """
@@ -147,6 +147,25 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return 1 if any(finding.ok is False for finding in findings) else 0
 
 
+def _trace(arguments: argparse.Namespace) -> int:
+    from wsgrad.client.trace_summary import summarize
+
+    rows = summarize(arguments.file, items=arguments.items)[: arguments.top]
+    if arguments.json:
+        _write_json([asdict(row) | {"mean_seconds": row.mean_seconds} for row in rows], arguments.json)
+        return 0
+    table = _table(
+        f"what took the most time in {arguments.file}", "where", "what", "name", "count", "total", "mean", "most"
+    )
+    for row in rows:
+        times = (row.seconds, row.mean_seconds, row.longest_seconds)
+        table.add_row(
+            row.where, row.what, row.name, f"{row.count:,}", *(f"{seconds * 1e3:,.3f} ms" for seconds in times)
+        )
+    _console().print(table)
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="wsgrad", description="Use accelerators behind a wsgrad server.")
     parser.add_argument("--version", action="version", version=f"wsgrad {wsgrad.__version__}")
@@ -163,7 +182,12 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("url", nargs="?", metavar="URL", help=url_help)
     doctor = commands.add_parser("doctor", help="say which runtimes and confinement work here, and what to install")
     doctor.set_defaults(run=_doctor)
-    for command in (devices, bench, doctor):
+    trace = commands.add_parser("trace", help="show what took the most time in a timeline that server.trace() wrote")
+    trace.set_defaults(run=_trace)
+    trace.add_argument("file", metavar="FILE", help="the timeline")
+    trace.add_argument("--top", type=int, default=20, metavar="N", help="how many rows (default 20)")
+    trace.add_argument("--items", action="store_true", help="a row for each item of a graph")
+    for command in (devices, bench, doctor, trace):
         command.add_argument("--json", metavar="FILE", help=_JSON_HELP)
     return parser
 

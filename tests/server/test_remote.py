@@ -12,6 +12,7 @@ import pytest
 import trio
 from edge_port import TOKENS
 from heart import ADD, as_word, eventually, serving
+from raw_node import RawNode, raw_node
 
 from wsgrad.graph.items import Device, Launch, Operand, Range, Transfer, Var
 from wsgrad.graph.part import part_array
@@ -152,48 +153,6 @@ async def test_a_lost_device_reopens_on_the_node_that_came_back_under_its_name(s
             back.send(m.Result(attach.queue, 0, {}))
             result, _ = await client.next(m.Result)
             assert result.number == number
-
-
-class RawNode:
-    """A node that says what a test wants."""
-
-    def __init__(self, connection):
-        self.connection = connection
-        self.closed = None
-        self.received = []
-        self.news = trio.Event()
-
-    def handle(self, received):
-        self.received.append((m.parse_message(received.head), received.bulk))
-        self.news.set()
-
-    def send(self, message, bulk=None):
-        self.connection.send(encode(m.message_array(message)), bulk)
-
-    async def next(self, kind):
-        with trio.fail_after(10):
-            while True:
-                for index, (message, _) in enumerate(self.received):
-                    if isinstance(message, kind):
-                        return self.received.pop(index)
-                self.news = trio.Event()
-                await self.news.wait()
-
-    async def run(self, task_status):
-        task_status.started()
-        self.closed = await self.connection.run(self.handle)
-
-
-@asynccontextmanager
-async def raw_node(server, *, name="raw", secret=None, devices=({"kind": "cpu", "dialects": ["c"]},)):
-    stream = await trio.open_tcp_stream("127.0.0.1", server.node_port)
-    async with trio.open_nursery() as nursery:
-        node = RawNode(TrioConnection.from_stream(stream, client=True, max_bulk=2 << 20))
-        await nursery.start(node.run)
-        node.send(m.Join(1, "test", name, secret, list(devices)))
-        node.joined, _ = await node.next(m.Joined)
-        yield node
-        nursery.cancel_scope.cancel()
 
 
 async def test_names_are_unique_and_come_back_with_their_secret(server):

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wsgrad.errors import ProtocolError
-from wsgrad.transport import cbor, commands, messages
+from wsgrad.transport import cbor, commands, messages, tracing
 from wsgrad.transport.commands import Command, command_array, parse_command
 from wsgrad.transport.fields import (
     U32,
     U53,
+    U64,
     Arrays,
     Bool,
     Data,
@@ -58,6 +59,7 @@ _command_arrays = st.deferred(lambda: st.sampled_from(get_args(Command)).flatmap
 STRATEGIES = {
     U32: _u32,
     U53: _u53,
+    U64: st.integers(0, 2**64 - 1),
     Text: _text,
     Data: st.binary(max_size=20),
     Key: st.binary(min_size=16, max_size=16),
@@ -90,12 +92,17 @@ ITEMS = {
     (messages.Run, "values"): _integers,
     (messages.Replay, "bindings"): _bindings,
     (messages.Replay, "values"): _integers,
+    (messages.Traced, "names"): st.lists(st.tuples(_u32, _text).map(list), max_size=2),
 }
 
 
 def instances(cls: type) -> st.SearchStrategy:
     module = commands if cls.__module__.endswith("commands") else messages
-    kinds = {name: vars(module)[hint] for name, hint in cls.__annotations__.items() if not hint.startswith("ClassVar")}
+    kinds = {
+        name: vars(tracing if cls.__module__.endswith("tracing") else module)[hint]
+        for name, hint in cls.__annotations__.items()
+        if not hint.startswith("ClassVar")
+    }
     return st.builds(cls, **{name: ITEMS.get((cls, name), STRATEGIES[kind]) for name, kind in kinds.items()})
 
 

@@ -65,6 +65,13 @@ class AsyncDriver:
     @trio.lowlevel.enable_ki_protection
     def call(self, issue: Callable[[], T]) -> T:
         """Issue something that nobody waits for; it is sent within about 1 ms."""
+        trace = self.session.trace
+        if trace is None:
+            return self._call(issue)
+        with trace.calling():
+            return self._call(issue)
+
+    def _call(self, issue: Callable[[], T]) -> T:
         try:
             return issue()
         finally:
@@ -74,6 +81,13 @@ class AsyncDriver:
     @trio.lowlevel.enable_ki_protection
     async def wait(self, start: Callable[[], Wait[T]]) -> T:
         """Issue something and wait for it. Cancelled before it has issued anything, or withdrawn."""
+        trace = self.session.trace
+        if trace is None:
+            return await self._wait(start)
+        with trace.calling():
+            return await self._wait(start)
+
+    async def _wait(self, start: Callable[[], Wait[T]]) -> T:
         await trio.lowlevel.checkpoint_if_cancelled()
         wait = start()
         self.session.flush()

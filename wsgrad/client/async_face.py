@@ -20,10 +20,13 @@ from wsgrad.client.graph import AsyncGraph
 from wsgrad.client.outbox import MAX_UNSENT
 from wsgrad.client.program import BaseProgram
 from wsgrad.client.target import AGENT, ROUTE, debugging, target_of, wanted_url
+from wsgrad.client.timeline import async_timeline
 from wsgrad.errors import ConnectionLost, LimitExceeded, WsgradError
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     import numpy as np
     from numpy.typing import ArrayLike, DTypeLike
@@ -184,6 +187,16 @@ class AsyncServer(BaseServer[AsyncDevice]):
             if device._queue is not None:
                 await device.synchronize()
         await trio.lowlevel.cancel_shielded_checkpoint()
+
+    def trace(self, path: str | os.PathLike[str]) -> AbstractAsyncContextManager[None]:
+        """For `async with`: write a timeline of what happens inside to a file, for Perfetto or `wsgrad trace`.
+
+        The end of it waits until what was issued has run, and for the file; cancelled, only for the file.
+
+        Raises:
+            WsgradError: this session is in a timeline already, or is over.
+        """
+        return async_timeline([self], path)
 
     async def _wait(self, device: BaseDevice[Any, Any], start: Callable[[], Wait[T]]) -> T:
         """Wait for room, then issue something and wait for it."""

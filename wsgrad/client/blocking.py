@@ -16,11 +16,13 @@ from wsgrad.client.graph import Graph
 from wsgrad.client.outbox import MAX_UNSENT
 from wsgrad.client.program import BaseProgram
 from wsgrad.client.target import AGENT, ROUTE, debugging, target_of, wanted_url
+from wsgrad.client.timeline import timeline
 from wsgrad.errors import ConnectionLost, WsgradError
 from wsgrad.transport.blocking_driver import BlockingDriver
 from wsgrad.transport.dial import dial
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
@@ -207,6 +209,19 @@ class Server(BaseServer[Device]):
         for device in list(self._made.values()):
             if device._queue is not None:
                 device.synchronize(timeout=timeout)
+
+    def trace(
+        self, path: str | os.PathLike[str], *, timeout: float | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        """For `with`: write a timeline of what happens inside to a file, for Perfetto or `wsgrad trace`.
+
+        The end of `with` waits until what was issued has run, at most `timeout` seconds, and then for the file.
+
+        Raises:
+            WsgradError: this session is in a timeline already, or is over.
+            TimeoutError: it took longer than `timeout` seconds; what was measured until then is in the file.
+        """
+        return timeline([self], path, timeout=timeout)
 
     def close(self, *, timeout: float | None = None) -> None:
         """Wait for what was issued, then end the session: the server frees everything of it. Idempotent.

@@ -6,6 +6,7 @@ where bulk goes, and sends what `link` holds; callers issue work through `queues
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Final
 
 from wsgrad.client.blobs import Sources, new_statistics
@@ -33,6 +34,8 @@ from wsgrad.transport.messages import (
     Refused,
     Result,
     Seen,
+    Time,
+    Traced,
     Welcome,
     message_array,
     parse_message,
@@ -41,6 +44,7 @@ from wsgrad.transport.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wsgrad.client.trace import SessionTrace
     from wsgrad.transport.connection import Received
 
 _MAX_IDS: Final = 1 << 32
@@ -63,6 +67,8 @@ class Session:
         sources: of programs, as far as they were sent.
         statistics: counters since the session was opened.
         graphs: what was recorded.
+        trace: measures while a timeline is made; None most of the time.
+        traces: timelines so far.
         asleep: whether `wake` must be called once something was issued; see `wake`.
         wake: set by the driver, which sends on its own what nobody flushes. May be called from any thread.
         release: set by the driver while it has a connection: no more may be received into this object's memory.
@@ -80,6 +86,8 @@ class Session:
         self.sources = Sources()
         self.statistics = new_statistics()
         self.graphs = SessionGraphs(self.link)
+        self.trace: SessionTrace | None = None
+        self.traces = 0
         self.asleep = False
         self.wake: Callable[[], None] = lambda: None
         self.release: Callable[[object], None] | None = None
@@ -158,6 +166,8 @@ class Session:
         queue.sources = self.sources
         queue.outbox.statistics = self.statistics
         self._queues[number] = queue
+        if self.trace is not None:
+            self.trace.queues[number] = device
         self.link.push(encode(message_array(Open(number, device, {}))))
         return queue
 
@@ -186,9 +196,12 @@ class Session:
 
     def flush(self) -> None:
         """Put everything issued so far into messages, and into the link what may be sent."""
+        trace, started = (self.trace, time.monotonic_ns()) if self.trace is not None and self.dirty else (None, 0)
         for queue in self._queues.values():
             queue.flush()
         self.graphs.flush()
+        if trace is not None:
+            trace.flushed(started)
 
     def flushed(self) -> Wait[None]:
         """A wait until everything issued so far is with the link."""
@@ -231,6 +244,8 @@ class Session:
         """
         message = parse_message(head)
         self._parsed = (head, message)
+        if isinstance(message, Traced):
+            return None
         if not isinstance(message, ReadData | Chunk):
             raise ProtocolError(f"the server sent {type(message).__name__}, which only clients send")
         queue = self._queues.get(message.queue)
@@ -246,6 +261,12 @@ class Session:
         Raises:
             ProtocolError: it is malformed, not due, or not the server's to send.
         """
+        if self.trace is None:
+            self._handle(received)
+        else:
+            self.trace.handling(self._handle, received)
+
+    def _handle(self, received: Received) -> None:
         head = received.head
         parsed, self._parsed = self._parsed, None
         message = parsed[1] if parsed is not None and parsed[0] is head else parse_message(head)
@@ -263,6 +284,9 @@ class Session:
                 self.link.seen(count)
             case Devices(devices):
                 self.devices = devices
+            case Time():
+                if self.trace is not None:
+                    self.trace.answer(message)
             case _:
                 raise ProtocolError(f"the server sent {type(message).__name__} in the middle of a session")
         self._settle_conditions()
@@ -296,6 +320,11 @@ class Session:
                 raise ProtocolError(f"the server sent {type(message).__name__} instead of a welcome")
 
     def _handle_queue(self, message: Message, bulk: memoryview | None) -> None:
+        if isinstance(message, Traced):
+            if self.trace is not None:
+                self.trace.traced(message, bulk)
+                self._settle_conditions()
+            return
         number = getattr(message, "queue", None)
         queue = self._queues.get(number) if isinstance(number, int) else None
         if queue is None:
@@ -325,6 +354,7 @@ class Session:
                 queue.on_missing(lacked, offset)
             case Failed(_, failed, code, text, details):
                 self._failed(queue, Failure(failed, code, text, details))
+                self._settle_conditions()
             case _:
                 raise ProtocolError(f"the server sent {type(message).__name__}, which only clients send")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -137,6 +138,8 @@ class BaseProgram:
         packer = self._packers.get(tuple(map(type, arguments)))
         queue = self._queue
         if packer is not None and block is None and queue is not None and not self._debug and not OPEN:
+            trace = self._session.trace
+            started = 0 if trace is None else time.monotonic_ns()
             launches = queue.launches
             if grid is None:
                 words = self._packed(packer, 0, arguments)
@@ -151,6 +154,8 @@ class BaseProgram:
                 launches.append(words)
                 if self._session.asleep:
                     self._session.wake()
+                if trace is not None:
+                    trace.launched(self._name, started)
                 return
         self._device._make_room()
         self._device._server._call(lambda: self._launch(arguments, grid, block))

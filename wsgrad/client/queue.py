@@ -104,6 +104,11 @@ class Queue:
         return bool(self.launches) or bool(self._batch)
 
     @property
+    def last(self) -> int:
+        """The number of the last command that was issued; launches that are not numbered yet come after it."""
+        return self._next - 1
+
+    @property
     def unsent_bytes(self) -> int:
         """Bytes of commands in memory that are not given to the link."""
         return self.outbox.unsent_bytes + self._batch_nbytes

@@ -12,7 +12,7 @@ from wsgrad.transport.cbor import encode
 from wsgrad.transport.messages import Forget, Record, Run, message_array
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from wsgrad.client.queue import Queue
     from wsgrad.client.waits import Failure
@@ -25,13 +25,16 @@ class SessionGraphs:
 
     Attributes:
         released: ids whose graph went. Only appended to by finalizers, which may run anywhere, in any thread.
+        known: by id the plan, where each item was issued, and the queues.
+        forgotten: told, while a timeline is made, of each graph before it is known no more.
     """
 
     def __init__(self, link: Link) -> None:
         self.released: deque[int] = deque()
+        self.known: dict[int, tuple[Plan, list[str], list[Queue]]] = {}
+        self.forgotten: Callable[[int], None] | None = None
         self._link = link
         self._next = 0
-        self._known: dict[int, tuple[Plan, list[str], list[Queue]]] = {}
 
     def record(
         self,
@@ -54,7 +57,7 @@ class SessionGraphs:
             The graph's id in this session.
         """
         self._next += 1
-        self._known[self._next] = plan, lines, list(queues.values())
+        self.known[self._next] = plan, lines, list(queues.values())
         pairs: list[list[object]] = [[index, queue.number] for index, queue in queues.items()]
         record = Record(self._next, pairs, [list(binding) for binding in bindings], [])
         self._link.push(encode(message_array(record)), data)
@@ -62,7 +65,7 @@ class SessionGraphs:
 
     def run(self, graph: int, bindings: list[list[object]], values: Sequence[int], line: str) -> dict[Queue, int]:
         """Issue a replay; returns which command it is on each queue."""
-        _, _, queues = self._known[graph]
+        _, _, queues = self.known[graph]
         numbers = {queue: queue.joint_number(line) for queue in queues}
         pairs: list[list[object]] = [[queue.number, number] for queue, number in numbers.items()]
         self._join(numbers, encode(message_array(Run(graph, pairs, bindings, list(values), 0))))
@@ -72,13 +75,15 @@ class SessionGraphs:
         """Let the server forget what nobody holds any more, behind all runs that were issued."""
         while self.released:
             graph = self.released.popleft()
-            _, _, queues = self._known.pop(graph)
+            if self.forgotten is not None:
+                self.forgotten(graph)
+            _, _, queues = self.known.pop(graph)
             self._join({queue: 0 for queue in queues if not queue.gone}, encode(message_array(Forget(graph))))
 
     def named(self, failure: Failure) -> Failure:
         """An error in a graph, with the item of the recording that it was."""
         graph, step = failure.details.get("graph"), failure.details.get("step")
-        known = self._known.get(graph) if isinstance(graph, int) else None
+        known = self.known.get(graph) if isinstance(graph, int) else None
         if known is None or not isinstance(step, int) or not 1 <= step <= len(known[0].schedule.steps):
             return failure
         plan, lines, _ = known

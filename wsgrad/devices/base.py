@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from wsgrad.devices.trace import DeviceTrace
     from wsgrad.errors import WsgradError
     from wsgrad.graph.native import Run
     from wsgrad.graph.part import DevicePart, PartStep
@@ -51,9 +52,11 @@ class Runtime(ABC):
 
     Attributes:
         slots_from: ids of buffers from here on are no client's: graphs bind their slots there.
+        trace: notes each launch while a timeline is made; None most of the time.
     """
 
     slots_from: ClassVar[int] = 1 << 31
+    trace: DeviceTrace | None = None
 
     @abstractmethod
     def describe(self) -> dict[str, object]:

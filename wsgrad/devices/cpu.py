@@ -205,11 +205,15 @@ class CpuRuntime(Runtime):
     ) -> LaunchFailure | None:
         """Run launches from word `start` up to word `count`, the first of number `number`, up to one that fails."""
         while True:
-            ran = table.run(address, count, start, number)
+            ran = table.run(address, count, start, number, self._trace_address)
             if ran.stop is Stop.DONE:
                 return None
             number += ran.launches
             at = ran.at
+            if ran.stop is Stop.NO_ROOM and self.trace is not None:
+                self.trace.flush()
+                start = at
+                continue
             program = int.from_bytes(words[4 * at : 4 * at + 4], "little")
             error = self._why(ran, words, program)
             if error is None:
@@ -218,6 +222,10 @@ class CpuRuntime(Runtime):
                 return LaunchFailure(number, error, self.program_name(program))
             start = at + 2 + native.argument_words(self._programs[program].spec.signature)
             number += 1
+
+    @property
+    def _trace_address(self) -> int:
+        return 0 if self.trace is None else self.trace.address
 
     def _why(self, ran: native.Ran, words: memoryview, program: int) -> WsgradError | None:
         name = self.program_name(program)
@@ -265,7 +273,9 @@ class CpuRuntime(Runtime):
                     table.set_buffer(temporary, copy, nbytes)
                     patched[at : at + 4] = temporary.to_bytes(4, "little")
             view = memoryview(patched)
-            ran = table.run(_address_of(view), len(patched) // 4, 0, number)
+            if self.trace is not None:
+                self.trace.settle()  # this one span must have room
+            ran = table.run(_address_of(view), len(patched) // 4, 0, number, self._trace_address)
             return None if ran.stop is Stop.DONE else LaunchError(f"a launch of {spec.name!r} failed: {ran.stop.name}")
         except WsgradError as error:
             return error

@@ -197,6 +197,8 @@ class DialedNode:
         match message:
             case m.Ping():
                 self._send(m.Pong(message.token))
+            case m.Clock():
+                self._send(m.Time(message.token, time.monotonic_ns()))
             case m.Pong() | m.Seen():
                 pass
             case m.Attach():
@@ -205,7 +207,7 @@ class DialedNode:
                 self._detach(message.queue)
             case (
                 m.Batch() | m.Launches() | m.Program() | m.Chunk() | m.Abort() | m.Credit() | m.Fail()
-                | m.Graph() | m.Replay() | m.Unrecord()
+                | m.Graph() | m.Replay() | m.Unrecord() | m.Profile()
             ):  # fmt: skip
                 attached = self._executors.get(message.queue)
                 if attached is None:

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from wsgrad.devices.base import ProgramSpec
 from wsgrad.devices.ranges import Ranges
 from wsgrad.devices.replay import Graphs, Halt, ReplayFailure
+from wsgrad.devices.trace import now, switched
 from wsgrad.errors import DeviceError, OutOfMemory, ProtocolError, WsgradError, error_code, error_from_wire
 from wsgrad.transport import commands as c
 from wsgrad.transport import messages as m
+from wsgrad.transport.tracing import SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,6 +70,7 @@ class _Task:
     bulk: memoryview | None
     commands: Iterator[tuple[int, c.Command]] | None = field(default=None)
     halts: Iterator[Halt] | None = field(default=None)
+    started: int = 0
 
 
 class Executor:
@@ -107,7 +110,9 @@ class Executor:
         self._done = 0
         self._acked = 0
 
-    def handle(self, work: Work | m.Credit | m.Graph, bulk: memoryview | None = None, fd: int | None = None) -> None:
+    def handle(
+        self, work: Work | m.Credit | m.Graph | m.Profile, bulk: memoryview | None = None, fd: int | None = None
+    ) -> None:
         """Run one message, or keep it until the download before it has ended.
 
         Args:
@@ -124,6 +129,8 @@ class Executor:
                 self._end_download()
             case m.Chunk() if self._graphs.keep(work, bulk or memoryview(b"")):
                 pass
+            case m.Profile():
+                self._runtime.trace = switched(self._runtime.trace, work, self._reply)
             case m.Graph():
                 self._graphs.add(work, bulk or memoryview(b""))
             case m.Replay():
@@ -138,6 +145,8 @@ class Executor:
             case _:
                 self._tasks.append(_Task(work, bulk))
         self._advance()
+        if self._runtime.trace is not None:
+            self._runtime.trace.settle()
 
     @property
     def waiting(self) -> bool:
@@ -210,8 +219,12 @@ class Executor:
         for number, command in task.commands:
             self._progress(number, 0)
             if self._error is None:
+                trace = self._runtime.trace
                 try:
-                    self._run(number, command)
+                    if trace is None:
+                        self._run(number, command)
+                    else:
+                        trace.command(self._run, number, command)
                 except (WsgradError, MemoryError) as error:
                     self._failed(number, command, error)
             else:
@@ -313,6 +326,7 @@ class Executor:
         spec = ProgramSpec(work.name, work.entry, work.signature, _indices(work.writes), work.alias)
         code: tuple[int, int] | None = None
         message = ""
+        started = now()
         try:
             if self._build is None:
                 raise DeviceError("this node does not compile programs")
@@ -326,6 +340,8 @@ class Executor:
         finally:
             if code is not None:
                 os.close(code[0])
+        if self._runtime.trace is not None:
+            self._runtime.trace.add(SpanKind.COMPILE, started, number=work.number, program=work.program)
         self._reply(m.Compiled(self._queue, work.program, code is not None, message), None)
         self._done = work.number
 
@@ -333,7 +349,11 @@ class Executor:
 
     def _replay(self, work: m.Replay, task: _Task) -> bool:
         """Go on with a replay; whether it is over."""
+        trace = self._runtime.trace
+        if trace is not None:
+            trace.replaying(work.graph, work.number)
         if task.halts is None:
+            task.started = now()
             self._begin()
             graph = self._graphs.start(work)
             task.halts = graph.replay(
@@ -352,6 +372,9 @@ class Executor:
             else:
                 if not over:
                     return False
+        if trace is not None:
+            trace.replaying(0, 0)
+            trace.replayed(task.started, work.graph, work.number)
         self._upload = None
         unused = self._graphs.over(work)
         if unused:
@@ -399,7 +422,10 @@ class Executor:
             )
         if upload.target is not None:
             memory, offset = upload.target
+            started = now()
             self._runtime.write(memory, offset + work.offset, data)
+            if self._runtime.trace is not None:
+                self._runtime.trace.add(SpanKind.UPLOAD, started, number=upload.number, nbytes=data.nbytes)
         upload.received += data.nbytes
         self._reply(m.Credit(self._queue, 1), None)
         if upload.received == upload.nbytes:
@@ -422,7 +448,10 @@ class Executor:
             if place is None:
                 return False
             nbytes = min(place.nbytes, download.nbytes - download.sent)
+            started = now()
             self._runtime.read_into(download.memory, download.offset + download.sent, place[:nbytes])
+            if self._runtime.trace is not None:
+                self._runtime.trace.add(SpanKind.DOWNLOAD, started, number=download.number, nbytes=nbytes)
             self._outlet.send(download.transfer, download.sent, nbytes)
             download.sent += nbytes
         self._end_download()

@@ -5,8 +5,10 @@
  * buffer's id or a 32-bit scalar, two (low first) for a 64-bit scalar, none for the index. Grid 0 is a single call.
  * Ids and lengths come from a stranger and are checked against the tables; what a program does is not this file's worry.
  * A graph's launches are such a stream too, with tables of their own, and `patch` puts a replay's values into it.
+ * While a timeline is made, `run_traced` notes when each launch began and ended.
  */
 typedef __UINT8_TYPE__ u8;
+typedef __UINT16_TYPE__ u16;
 typedef __UINT32_TYPE__ u32;
 typedef __UINT64_TYPE__ u64;
 typedef __INT64_TYPE__ i64;
@@ -14,7 +16,7 @@ typedef __INT64_TYPE__ i64;
 #define EXPORT __attribute__((visibility("default")))
 #define MAX_ARGUMENTS 64
 
-enum { DONE, TRUNCATED, BAD_PROGRAM, PROGRAM_FAILED, BAD_BUFFER, OVERLAP };
+enum { DONE, TRUNCATED, BAD_PROGRAM, PROGRAM_FAILED, BAD_BUFFER, OVERLAP, NO_ROOM };
 enum { ABSENT, READY, FAILED };
 enum { POINTER, WORD, DOUBLE_WORD, INDEX };
 
@@ -45,9 +47,32 @@ struct state {
     u64 launches;           /* out: launches run by this call */
 };
 
+/* A record as `wsgrad/transport/tracing.py` has it. */
+struct span {
+    u16 kind, zero;
+    u32 name, queue, graph, step, unused;
+    u64 number;
+    i64 start, end;
+    u64 nbytes;
+};
+
+struct trace {
+    struct span *spans;
+    u64 room;   /* in spans */
+    u64 used;   /* in, out */
+    u64 graph;  /* 0: `number` is counted up with the launches, else their steps are */
+    u64 number; /* of a graph's replay */
+};
+
 /* ---- the machine ---- */
 
 #if defined(__x86_64__)
+static inline i64 clock_nanoseconds(void) {
+    i64 now[2];
+    long result;
+    __asm__ volatile("syscall" : "=a"(result) : "a"(228), "D"(1L), "S"(now) : "rcx", "r11", "memory");
+    return now[0] * 1000000000 + now[1];
+}
 static inline void pause(void) { __builtin_ia32_pause(); }
 static inline long futex(void *address, int operation, u32 value) {
     long result;
@@ -58,6 +83,14 @@ static inline long futex(void *address, int operation, u32 value) {
     return result;
 }
 #elif defined(__aarch64__)
+static inline i64 clock_nanoseconds(void) {
+    i64 now[2];
+    register long number __asm__("x8") = 113;
+    register long x0 __asm__("x0") = 1;
+    register long x1 __asm__("x1") = (long)now;
+    __asm__ volatile("svc 0" : "+r"(x0) : "r"(number), "r"(x1) : "memory");
+    return now[0] * 1000000000 + now[1];
+}
 static inline void pause(void) { __asm__ volatile("yield"); }
 static inline long futex(void *address, int operation, u32 value) {
     register long number __asm__("x8") = 98;
@@ -206,7 +239,8 @@ static int overlaps(const struct program *program, void **slots, const u64 *nbyt
 }
 
 /* Runs launches `words[from…]`; the number of the first is `number`. Returns why it stopped. */
-EXPORT int run(struct state *state, const u32 *words, u64 count, u64 from, u64 number) {
+static inline __attribute__((always_inline)) int run_launches(
+    struct state *state, const u32 *words, u64 count, u64 from, u64 number, struct trace *trace) {
     u64 at = from;
     int result = DONE;
     void *slots[MAX_ARGUMENTS];
@@ -244,15 +278,33 @@ EXPORT int run(struct state *state, const u32 *words, u64 count, u64 from, u64 n
         }
         if (program->state == FAILED) return PROGRAM_FAILED;
         if (program->pointers > 1 && program->writes && overlaps(program, slots, nbytes)) return OVERLAP;
+        if (trace && trace->used == trace->room) return NO_ROOM;
         *state->progress = number + state->launches;
+        i64 start = trace ? clock_nanoseconds() : 0;
         if (grid <= 1) program->call(slots);
         else if (threads > 1) run_grid(program, slots, grid);
         else call_range(program->call, slots, program->indices, 0, grid);
+        if (trace) {
+            u64 place = number + state->launches;
+            trace->spans[trace->used++] = (struct span){
+                .kind = 1, .name = (u32)id, .graph = (u32)trace->graph, .step = trace->graph ? (u32)place : 0,
+                .number = trace->graph ? trace->number : place, .start = start, .end = clock_nanoseconds()};
+        }
         state->launches++;
         at += 2 + program->words;
     }
     state->at = at;
     return result;
+}
+
+EXPORT int run(struct state *state, const u32 *words, u64 count, u64 from, u64 number) {
+    return run_launches(state, words, count, from, number, 0);
+}
+
+/* The same with a span for each launch; stops with NO_ROOM where none can be noted. */
+EXPORT int run_traced(
+    struct state *state, const u32 *words, u64 count, u64 from, u64 number, struct trace *trace) {
+    return run_launches(state, words, count, from, number, trace);
 }
 
 /* ---- graphs ---- */

@@ -44,6 +44,7 @@ class Stop(enum.IntEnum):
     PROGRAM_FAILED = 3
     BAD_BUFFER = 4
     OVERLAP = 5
+    NO_ROOM = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +107,15 @@ class Table:
         address, nbytes = _BUFFER.unpack_from(self._view, buffer * 16)
         return address, nbytes
 
-    def run(self, words_address: int, count: int, start: int, number: int) -> Ran:
-        """Run packed launches from word `start` up to word `count`; the first one's number is `number`."""
-        stop = self._loop.run_launches(self._state_address, words_address, count, start, number)
+    def run(self, words_address: int, count: int, start: int, number: int, trace_address: int = 0) -> Ran:
+        """Run packed launches from word `start` up to word `count`; the first one's number is `number`.
+
+        With the address of a `struct trace` each launch leaves a span there.
+        """
+        if trace_address:
+            stop = self._loop.run_traced(self._state_address, words_address, count, start, number, trace_address)
+        else:
+            stop = self._loop.run_launches(self._state_address, words_address, count, start, number)
         _, _, _, _, _, at, word, launches = _STATE.unpack_from(self._state)
         return Ran(Stop(stop), at, word, launches)
 
@@ -132,6 +139,7 @@ class Native:
         words, state = ctypes.c_void_p, ctypes.c_void_p
         counts = [ctypes.c_uint64] * 3
         self.run_launches = ctypes.CFUNCTYPE(ctypes.c_int, state, words, *counts)(symbols["run"])
+        self.run_traced = ctypes.CFUNCTYPE(ctypes.c_int, state, words, *counts, ctypes.c_void_p)(symbols["run_traced"])
         self._patch = ctypes.CFUNCTYPE(None, words, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_char_p)(symbols["patch"])
         self._worker = ctypes.CFUNCTYPE(None)(symbols["worker"])
         self._workers = ctypes.CFUNCTYPE(ctypes.c_uint32)(symbols["workers"])

@@ -176,7 +176,7 @@ def _serve(sock: socket.socket, ring_fd: int, native: Native, options: Mapping[s
                 executor.handle(m.Chunk(message.queue, message.transfer, message.offset), bulk)
             case (
                 m.Batch() | m.Launches() | m.Load() | m.Abort() | m.Fail() | m.Credit()
-                | m.Graph() | m.Replay() | m.Unrecord()
+                | m.Graph() | m.Replay() | m.Unrecord() | m.Profile()
             ):  # fmt: skip
                 if bulk is not None and executor.waiting:
                     bulk = memoryview(bytearray(bulk))

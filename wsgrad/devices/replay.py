@@ -10,12 +10,14 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from wsgrad.devices.trace import now
 from wsgrad.errors import LaunchError, ProtocolError, WsgradError
 from wsgrad.graph.native import Run
 from wsgrad.graph.parse import parse_device_part
 from wsgrad.graph.part import CopyOp, FillOp, LaunchOp, Linear, ReceiveOp, SendOp
 from wsgrad.transport import cbor
 from wsgrad.transport import messages as m
+from wsgrad.transport.tracing import SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -127,6 +129,9 @@ class Graph:
         transfer = 0
         for entry in self._queue:
             progress(position)
+            trace = self._runtime.trace
+            if trace is not None:
+                trace.step = position
             if isinstance(entry, Run):
                 assert prepared is not None
                 failure = prepared.run(entry, position)
@@ -141,8 +146,12 @@ class Graph:
                 case ReceiveOp(target):
                     yield Halt(transfer, False, self._slots[target], self._part.slots[target].nbytes)
                     transfer += 1
-                case _:
+                case op:
+                    started = now()
                     self._run(entry, checked, position)
+                    if trace is not None and not isinstance(op, LaunchOp):
+                        kind = SpanKind.COPY if isinstance(op, CopyOp) else SpanKind.FILL
+                        trace.add(kind, started, number=0, nbytes=self._part.slots[op.target].nbytes)
             position += 1
 
     def close(self) -> None:

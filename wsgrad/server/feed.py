@@ -6,6 +6,7 @@ on where it stopped whenever what held it has gone.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, replace
 from functools import partial
@@ -117,9 +118,13 @@ class Feed:
                 self._queue.later()
                 return
             budget -= 1
+            trace = self._queue.trace
+            since = 0 if trace is None else time.monotonic_ns()
             if not self._send(self._items[0], port):
                 return
             self._items.popleft()
+            if trace is not None:
+                trace.sent(self._out.sent, since)
 
     def drop(self, failure: Failure) -> None:
         """The node is gone, or the queue is closed: what waits will not run, and others learn why."""

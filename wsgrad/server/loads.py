@@ -6,6 +6,7 @@ or a source that comes late holds the queue only there.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, fields
 from functools import partial
 from hashlib import sha256
@@ -15,6 +16,7 @@ from wsgrad.errors import CompileError, ProtocolError, WsgradError
 from wsgrad.server.sources import MIN_NBYTES
 from wsgrad.server.submission import refusal
 from wsgrad.transport.messages import Compiled, KnownProgram, Missing, Program
+from wsgrad.transport.tracing import SpanKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +47,7 @@ class Load:
     nbytes: int
     compiles: bool
     job: Job | None = None
+    started: int = 0
 
     @property
     def ready(self) -> bool:
@@ -141,10 +144,15 @@ class Loads:
         if load.compiles:
             self._compiling[message.program] = load.entry
         else:
+            load.started = time.monotonic_ns()
             load.job = self._session.compile(_text(source), message)
             load.job.when_done(partial(self._done, self._life, load))
 
     def _done(self, life: object, load: Load, job: Job) -> None:
+        trace = self._session.trace
+        if trace is not None:
+            number, name = load.message.number, load.message.name or load.message.entry
+            trace.add(SpanKind.COMPILING, name, load.started, time.monotonic_ns(), queue=self._queue, number=number)
         if job.binary is None:
             load.entry.error = job.messages
         if life is self._life:

@@ -22,7 +22,8 @@ from wsgrad.server.outstanding import InvalidReply
 from wsgrad.server.port import Loss, Owner, Port
 from wsgrad.server.watchdog import Watchdog
 from wsgrad.transport import cbor
-from wsgrad.transport.messages import INLINE_BYTES, Load, ReadData, Slot, message_array
+from wsgrad.transport.messages import INLINE_BYTES, Load, ReadData, Slot, Spans, message_array
+from wsgrad.transport.tracing import MAX_SPANS_NBYTES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -52,6 +53,8 @@ _WHAT: Final = {
     signal.SIGKILL: "killed by the system, perhaps for lack of memory",
     signal.SIGXCPU: "processor time used up",
 }
+
+_BULK_NBYTES: Final[dict[object, int]] = {ReadData.KIND: INLINE_BYTES, Spans.KIND: MAX_SPANS_NBYTES}
 
 _Packet: TypeAlias = tuple[list[bytes | memoryview], int]
 
@@ -316,10 +319,11 @@ class LocalPort(Port):
             if not isinstance(array, list) or not array:
                 raise InvalidReply("a message that is no array")
             bulk = None
-            if array[0] == ReadData.KIND:
+            limit = _BULK_NBYTES.get(array[0]) if type(array[0]) is int else None
+            if limit is not None:
                 head = cbor.read_bytes_head(packet, end)
-                if head is None or head[0] > min(INLINE_BYTES, len(packet) - head[1]):
-                    raise InvalidReply("a read whose bytes don't fit their packet")
+                if head is None or head[0] > min(limit, len(packet) - head[1]):
+                    raise InvalidReply("a message whose bytes don't fit their packet")
                 end = head[1] + head[0]
                 bulk = memoryview(bytes(packet[head[1] : end]))
         except cbor.NeedMore:
@@ -327,7 +331,7 @@ class LocalPort(Port):
         except ProtocolError as exc:
             raise InvalidReply(str(exc)) from exc
         self.owner.reply(self, array, raw, bulk)
-        return end, array[0] == Slot.KIND
+        return end, array[0] in (Slot.KIND, Spans.KIND)
 
     async def _watch(self) -> None:
         """End the process when one command has run for too long, or when it does not become ready."""

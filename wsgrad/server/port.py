@@ -90,12 +90,14 @@ class Port(ABC):
 
     Attributes:
         number: the queue's number on the way to the node.
+        traces: the timelines that the node was asked to measure for and has not sent its last of.
     """
 
     def __init__(self, owner: Owner, number: int) -> None:
         self.owner = owner
         self.number = number
         self.closed = False
+        self.traces: set[int] = set()
         self._free = deque(range(SLOTS))
         self._with_node: deque[tuple[int, bool]] = deque()
         self._downloads: deque[DownloadChunk] = deque()
@@ -164,6 +166,14 @@ class Port(ABC):
         """Send a message made here, with this port's number in it."""
         if not self.closed:
             self._send(cbor.encode(message_array(message)), None)
+
+    @property
+    def clock(self) -> tuple[int | None, int]:
+        """By how many nanoseconds the node's clock is ahead of ours, None if unknown, and how wrong that may be."""
+        return 0, 0
+
+    def align(self) -> None:  # noqa: B027  (there is nothing to do where both have one clock)
+        """Compare the node's clock with ours."""
 
     def attach(self, session: int, device: int, options: dict[str, object]) -> None:
         self.send_message(Attach(self.number, session, device, options))

@@ -25,6 +25,8 @@ from wsgrad.server.outstanding import ANSWER_NBYTES, InvalidReply, Outstanding
 from wsgrad.server.port import Loss, Port, renumber
 from wsgrad.server.submission import SLICE, CachedUpload, check_batch, check_launches
 from wsgrad.server.tables import Tables
+from wsgrad.server.trace import QueueTrace, check_trace
+from wsgrad.server.uploads import take_abort, take_chunk
 from wsgrad.transport import cbor
 from wsgrad.transport.messages import (
     Abort,
@@ -43,6 +45,7 @@ from wsgrad.transport.messages import (
     Result,
     Slot,
     Source,
+    Spans,
     message_array,
 )
 
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
 
     from wsgrad.server.nodes import Device
     from wsgrad.server.session import Session
+    from wsgrad.server.trace import SessionTrace
 
 _NOTHING: Final = memoryview(b"")
 
@@ -70,7 +74,8 @@ class Queue:
         self.number = number
         self.device = device
         self.state = State.OPENING
-        self._tables = Tables(
+        self.trace: QueueTrace | None = None
+        self._tables: Tables = Tables(
             session.quota, dialects=device.dialects, max_program_nbytes=session.limits.max_program_nbytes
         )
         self._in = Intake(number)
@@ -139,6 +144,8 @@ class Queue:
         if type(message) is Chunk:
             self._feed.submitted()
         now = self._in.admit(message, raw, _NOTHING if bulk is None else bulk)
+        if self.trace is not None:
+            self.trace.received(message)
         if now is None:
             self.session.later(self)
         else:
@@ -179,6 +186,8 @@ class Queue:
                 waiting.message.drop(self._lost)
         self._in.waiting.clear()
         self._forget(self._lost)
+        if self.trace is not None:
+            self.trace.close()
 
     # -- what the client submits --
 
@@ -187,10 +196,10 @@ class Queue:
         match message:
             case Chunk():
                 self._in.held -= waiting.nbytes
-                self._chunk(message, waiting.bulk)
+                take_chunk(self, message, waiting.bulk)
             case Abort():
                 self._in.held -= waiting.nbytes
-                self._abort(message)
+                take_abort(self, message)
             case Reopen():
                 self._in.begin(message.number, 1)
                 self._in.held -= waiting.nbytes
@@ -260,36 +269,9 @@ class Queue:
                 self._cached.admit(item)
             self._feed.add(item)
 
-    def _chunk(self, message: Chunk, bulk: memoryview) -> None:
-        upload = self._in.chunk(message, len(bulk))
-        self.session.statistics.uploaded += len(bulk)
-        if upload.refused or self._port is None or self.state is State.LOST:
-            self._feed.take_back()
-            self._give_credit(1)
-            return
-        if upload.number:
-            in_place = self._feed.take_back()
-            if not self._cached.chunk(message.transfer, memoryview(bytes(bulk)) if in_place else bulk):
-                self._give_credit(1)
-            return
-        self._cached.check_chunk(message.transfer)
-        self._feed.add_piece(message.transfer, message.offset, bulk)
-
-    def _abort(self, message: Abort) -> None:
-        upload = self._in.upload
-        self._in.give_up(message.transfer)
-        if self._cached.abort(message.transfer):
-            pass
-        elif upload is not None and upload.transfer == message.transfer:
-            self._in.upload = None
-            if not upload.refused and self.state is not State.LOST:
-                self._feed.add(message)
-        elif self._port is not None and (download := self._out.abort(message.transfer)) is not None:
-            if download.number <= self._out.sent:
-                # It must not wait behind later commands: the node may be waiting for credit for this very transfer.
-                self._port.send(cbor.encode(message_array(message)))
-            else:
-                self._feed.add(message)
+    def begin_trace(self, trace: SessionTrace) -> None:
+        """Be part of a timeline."""
+        self.trace = QueueTrace(trace, self)
 
     # -- to the node --
 
@@ -309,6 +291,8 @@ class Queue:
         except WsgradError as error:
             error.details.setdefault("operation", "open")
             self._lose(number, error)
+        if self.session.trace is not None and self.trace is None:
+            self.begin_trace(self.session.trace)
 
     # -- what the node says --
 
@@ -364,6 +348,10 @@ class Queue:
                 self._relay(port, raw, None, partial(self.session.answers.give, ANSWER_NBYTES))
             case Slot() | Chunk():
                 self._download(port, message, bulk)
+            case Spans():
+                check_trace(port, message)
+                if self.trace is not None:
+                    self.trace.spans(message, bulk, self._out.sent)
             case Credit():
                 self._give_credit(port.credit(message.slots))
                 self._feed.pump()
@@ -396,6 +384,8 @@ class Queue:
 
     def _acknowledged(self, number: int) -> bool:
         """Whether that is news."""
+        if self.trace is not None:
+            self.trace.acked(number)
         before = self._out.acked
         done, freed = self._out.ack(number)
         if number == before:
@@ -424,6 +414,8 @@ class Queue:
             case Result(number=0):
                 self.state = State.RUNNING
                 self._feed.running = True
+                if self.trace is not None:
+                    self.trace.opened()
                 number = self._opening
                 self._out.restart(number)
                 self._tell(Result(self.number, number, message.value))
@@ -479,6 +471,8 @@ class Queue:
         self._loads.forget()
         self._tables.clear()
         self.session.answers.give(self._out.restart(self._in.next - 1))
+        if self.trace is not None:
+            self.trace.lost(self._in.next - 1)
         self._in.forget()
         if self.state is not State.CLOSED:
             self._give_credit(self._in.owed())

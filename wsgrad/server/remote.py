@@ -18,7 +18,8 @@ from wsgrad.server.outstanding import InvalidReply
 from wsgrad.server.port import Loss, Port
 from wsgrad.transport import cbor
 from wsgrad.transport.link import Link, Outgoing
-from wsgrad.transport.messages import CHUNK_BYTES, SLOTS, Chunk, message_array
+from wsgrad.transport.messages import CHUNK_BYTES, SLOTS, Chunk, Time, message_array, parse_message
+from wsgrad.transport.tracing import Alignment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +37,8 @@ _FULL_NBYTES: Final = 1 << 18
 """With so much unsent, queues hold what can wait."""
 _OPEN_SECONDS: Final = 30.0
 _MAX_QUEUES: Final = 1024
+_CLOCK_NANOSECONDS: Final = 1_000_000
+"""By how much clocks may have drifted apart since they were compared."""
 
 
 class _NodeLink(Link):
@@ -75,6 +78,7 @@ class RemoteNode:
         self._last = 0
         self._ports: dict[int, RemotePort] = {}
         self._left = False
+        self.alignment = Alignment(lambda clock: self.send(cbor.encode(message_array(clock)), None))
         connection.link = self._link
         connection.destination = self._destination
 
@@ -109,6 +113,11 @@ class RemoteNode:
         Raises:
             ProtocolError: it answers nothing that was asked; the node is not worth keeping.
         """
+        if received.head[0] == Time.KIND:
+            answer = parse_message(received.head)
+            assert isinstance(answer, Time)
+            self.alignment.answer(answer)
+            return
         port = self._port(received.head)
         if port is None:
             return
@@ -176,6 +185,14 @@ class RemotePort(Port):
     def may_download(self) -> bool:
         """Whether the node has credit for another chunk."""
         return self.downloading < SLOTS
+
+    @property
+    def clock(self) -> tuple[int | None, int]:
+        alignment = self._node.alignment
+        return (alignment.offset if alignment.known else None), alignment.slack + _CLOCK_NANOSECONDS
+
+    def align(self) -> None:
+        self._node.alignment.start()
 
     async def wait_open(self) -> None:
         """Give the node so much time to say that the queue is ready."""

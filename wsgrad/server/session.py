@@ -7,6 +7,7 @@ that runs it waits, for a bounded time, until their processes are gone.
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -19,6 +20,7 @@ from wsgrad.server.nodes import missing_device
 from wsgrad.server.queue import Queue
 from wsgrad.server.routes import RELAYED, Routes
 from wsgrad.server.tables import Quota
+from wsgrad.server.trace import SessionTrace
 from wsgrad.server.transfers import Transfers
 from wsgrad.transport import cbor
 from wsgrad.transport.link import Link
@@ -28,6 +30,7 @@ from wsgrad.transport.messages import (
     Batch,
     Bye,
     Chunk,
+    Clock,
     Close,
     Credit,
     Devices,
@@ -46,6 +49,8 @@ from wsgrad.transport.messages import (
     Seen,
     Settle,
     Source,
+    Time,
+    Trace,
     Welcome,
     message_array,
     parse_message,
@@ -99,6 +104,7 @@ class Session:
     Attributes:
         key: what a client needs to attach; never logged.
         number: its name in logs and towards nodes.
+        trace: measures while the client makes a timeline; None most of the time.
         ended: set when it has ended.
         freed: set when nothing of it is left.
     """
@@ -114,6 +120,7 @@ class Session:
         self.answers = Answers(self.later)
         self.events = Events()
         self.transfers = Transfers()
+        self.trace: SessionTrace | None = None
         self.tickets = hub.tickets
         self.peer_rules = hub.peer_rules
         self.server_name = hub.name
@@ -259,6 +266,8 @@ class Session:
         """
         if connection is not self.connection or self.ended.is_set():
             return
+        trace = self.trace
+        started = time.monotonic_ns() if trace is not None else 0
         message = parse_message(received.head)
         if message.KIND >= 16:
             self._active_at = trio.current_time()
@@ -296,8 +305,14 @@ class Session:
                 del self._queues[message.queue]
             case Bye():
                 self.end(1000, "the client said good-bye")
+            case Clock():
+                connection.send(cbor.encode(message_array(Time(message.token, time.monotonic_ns()))))
+            case Trace():
+                self._trace(message)
             case _:
                 raise ProtocolError(f"a {type(message).__name__}, which no client sends inside a session")
+        if trace is not None and trace is self.trace:
+            trace.received(message, received.nbytes, started)
 
     # -- queues
 
@@ -356,6 +371,18 @@ class Session:
             "programs": self.quota.programs,
             "queues": [queue.describe() for queue in self._queues.values()],
         }
+
+    def _trace(self, message: Trace) -> None:
+        """Measure from now on, or no longer. A timeline that was begun before ends with the next."""
+        if self.trace is not None:
+            self.trace.end()
+            self.trace = None
+        if message.on:
+            self.trace = SessionTrace(message.trace, self.push)
+            self.trace.watch(self._link)
+            for queue in self._queues.values():
+                queue.begin_trace(self.trace)
+            self.start(self.trace.run)
 
     def _queue(self, number: int) -> Queue:
         queue = self._queues.get(number)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
 
 from wsgrad.errors import CompileError, DeviceError, LaunchError, LimitExceeded, OutOfMemory
@@ -34,6 +35,8 @@ from wsgrad.transport.commands import (
 from wsgrad.transport.messages import INLINE_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from wsgrad.transport.messages import Program
 
 MAX_ARGUMENTS: Final = 64
@@ -113,6 +116,11 @@ class Tables:
     def buffers(self) -> int:
         """Buffers and views that have an id."""
         return len(self._memory)
+
+    @property
+    def programs(self) -> Mapping[int, ProgramEntry]:
+        """All programs by id, dropped ones too."""
+        return MappingProxyType(self._programs)
 
     def program(self, program: int) -> ProgramEntry | None:
         """The program that last had this id; a dropped one too, since its launches may still be under way."""

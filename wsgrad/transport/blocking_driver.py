@@ -23,6 +23,7 @@ from wsgrad.transport.wakeup import Poll, Wakeup
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from wsgrad.transport.frames import Closed
 
@@ -50,12 +51,20 @@ class Waited(Waiting, Protocol[T_co]):
     def result(self) -> T_co: ...
 
 
+class Calls(Protocol):
+    """Measures the calls of users."""
+
+    def calling(self) -> AbstractContextManager[None]: ...
+
+
 class Driven(Served, Protocol):
     """The session, as far as it is driven. All but `wake` is called with the driver's lock held."""
 
     asleep: bool
     wake: Callable[[], None]
 
+    @property
+    def trace(self) -> Calls | None: ...
     @property
     def dirty(self) -> bool: ...
     @property
@@ -143,6 +152,13 @@ class BlockingDriver:
 
     def call(self, issue: Callable[[], T]) -> T:
         """Issue something that nobody waits for; it is sent within about 1 ms."""
+        trace = self.session.trace
+        if trace is None:
+            return self._call(issue)
+        with trace.calling():
+            return self._call(issue)
+
+    def _call(self, issue: Callable[[], T]) -> T:
         shield = raise_shield()
         try:
             with self._entered(), self._lock:
@@ -161,6 +177,13 @@ class BlockingDriver:
         Raises:
             TimeoutError: it took longer; it was withdrawn, and the session lives.
         """
+        trace = self.session.trace
+        if trace is None:
+            return self._run(start, timeout)
+        with trace.calling():
+            return self._run(start, timeout)
+
+    def _run(self, start: Callable[[], Waited[T]], timeout: float | None) -> T:
         deadline = None if timeout is None else time.monotonic() + timeout
         shield = raise_shield()
         try:

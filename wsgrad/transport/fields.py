@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _U32 = (1 << 32) - 1
 _U53 = (1 << 53) - 1
+_U64 = (1 << 64) - 1
 _MAX_TEXT = 1 << 15
 
 
@@ -24,6 +25,10 @@ def _u32(value: object) -> bool:
 
 def _u53(value: object) -> bool:
     return type(value) is int and 0 <= value <= _U53
+
+
+def _u64(value: object) -> bool:
+    return type(value) is int and 0 <= value <= _U64
 
 
 def _text(value: object) -> bool:
@@ -84,6 +89,7 @@ def _optional(check: Callable[[object], bool]) -> Callable[[object], bool]:
 
 U32 = Annotated[int, _u32, "an unsigned 32-bit integer"]
 U53 = Annotated[int, _u53, "an unsigned integer below 2^53"]
+U64 = Annotated[int, _u64, "an unsigned 64-bit integer"]
 Text = Annotated[str, _text, "a text"]
 Data = Annotated[bytes, _data, "a byte string"]
 Key = Annotated[bytes, _key, "a byte string of 16 bytes"]

@@ -53,6 +53,8 @@ class Link:
         """Numbered messages received so far: told to the peer in `Seen`, `Hello` and `Welcome`."""
         self.unsent_bytes = 0
         self.unseen_bytes = 0
+        self.observer: Callable[[Outgoing | None], None] | None = None
+        """Told of each message that is given out to be sent, and when there is none; None costs nothing."""
         self._seen = 0
         self._outbox: deque[Outgoing] = deque()
         self._unseen: deque[Outgoing] = deque()
@@ -78,9 +80,11 @@ class Link:
 
     def pop(self) -> Outgoing | None:
         """The next message to write to the connection, or None. A numbered one is kept until the peer has seen it."""
-        if not self._outbox:
+        outgoing = self._outbox.popleft() if self._outbox else None
+        if self.observer is not None:
+            self.observer(outgoing)
+        if outgoing is None:
             return None
-        outgoing = self._outbox.popleft()
         self.unsent_bytes -= outgoing.nbytes
         if outgoing.numbered:
             self._unseen.append(outgoing)

@@ -34,6 +34,12 @@ from wsgrad.transport.node_messages import Load as Load
 from wsgrad.transport.node_messages import Replay as Replay
 from wsgrad.transport.node_messages import Slot as Slot
 from wsgrad.transport.node_messages import Unrecord as Unrecord
+from wsgrad.transport.tracing import Clock as Clock
+from wsgrad.transport.tracing import Profile as Profile
+from wsgrad.transport.tracing import Spans as Spans
+from wsgrad.transport.tracing import Time as Time
+from wsgrad.transport.tracing import Trace as Trace
+from wsgrad.transport.tracing import Traced as Traced
 
 VERSION = 1
 SUBPROTOCOL = "wsgrad.v1"
@@ -438,11 +444,15 @@ Message: TypeAlias = (
     | Record | Run | Forget | Release | Settle | Peer | Dial
     | Ack | Result | ReadData | Failed | Compiled | Ticket | Dialled
     | Missing | KnownProgram | Source
+    | Clock | Time | Trace | Traced | Profile | Spans
     | Attach | Load | Slot | Fail | Graph | Replay | Unrecord
 )  # fmt: skip
 
-BULK_KINDS = frozenset({Launches.KIND, Program.KIND, Chunk.KIND, Record.KIND, ReadData.KIND, Source.KIND, Graph.KIND})
+BULK_KINDS = frozenset({Launches.KIND, Program.KIND, Chunk.KIND, Record.KIND, ReadData.KIND, Source.KIND})
+BULK_KINDS |= {Graph.KIND, Traced.KIND, Spans.KIND}
 UNNUMBERED_KINDS = frozenset(range(16))
+MESSAGE_NAMES = {message.KIND: message.__name__ for message in get_args(Message)}
+"""What messages are called, by kind."""
 
 
 _TABLE: Table[Message] = Table("message", get_args(Message))
