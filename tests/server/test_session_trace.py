@@ -168,8 +168,7 @@ async def test_a_timeline_goes_on_over_a_new_connection_and_a_new_process(server
         queue.program(1, NOTHING, "nothing", "")
         await queue.done()
         key, link = client.welcome.key, client.link
-    async with server.client(key=key, received=link.received, link=link) as again:
-        again.queues, queue.client = client.queues, again
+    async with server.client(key=key, link=link, queues=(queue,)) as again:
         queue.reopen()
         queue.program(2, NOTHING, "nothing", "", name="anew")
         queue.launches([2, 0], 1)
