@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import wsgrad
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLE = ROOT / "examples" / "train_digits.py"
@@ -60,6 +62,21 @@ def test_tutorial_is_the_whole_example_in_order():
 
 def test_protocol_tables_are_those_of_the_message_classes():
     run(sys.executable, "scripts/update-docs", "--check")
+
+
+def test_server_page_has_the_flags_of_the_help_page():
+    shown = re.findall(r"^  (--[a-z-]+)", run(sys.executable, "-m", "wsgrad.server", "--help"), re.MULTILINE)
+    page = (ROOT / "docs" / "server.md").read_text()
+    assert len(shown) > 20
+    assert set(re.findall(r"`(--[a-z-]+)[ `]", page)) == set(shown)
+
+
+def test_client_page_has_every_public_name():
+    page = (ROOT / "docs" / "client.md").read_text()
+    faces = (wsgrad.Server, wsgrad.Device, wsgrad.Buffer, wsgrad.Program, wsgrad.Graph)
+    names = {attribute for face in faces for attribute in dir(face) if not attribute.startswith("_")}
+    names |= {attribute for attribute in dir(wsgrad) if attribute != "__version__"}
+    assert not {attribute for attribute in names if not re.search(rf"\b{attribute}\b", page)}
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name)
