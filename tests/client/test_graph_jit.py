@@ -126,6 +126,27 @@ def test_what_a_jitted_function_may_not_do_is_said(device):
         nothing([1])
 
 
+def test_a_jitted_function_called_by_another_or_in_a_recording_becomes_part_of_it(device, step, calls):
+    @wsgrad.jit
+    def twice(y, x):
+        kept.append(y)
+        step(y[:2], x)
+        step(y[2:], x)
+
+    kept = []
+    y, x = device.zeros(4, np.int32), device.array(ints(1, 2))
+    for _ in range(3):
+        twice(y, x)
+    assert calls == [1, 1]
+    with wsgrad.record(device) as graph:
+        step(y[1:3], x)
+        kept[0][:2].fill(8)  # an argument of another recording is a buffer like any other here
+    graph.run(wait=True)
+    assert (y.numpy() == ints(8, 8, 5, 6)).all()
+    with pytest.raises(wsgrad.LaunchError, match="running a graph can't be recorded"), wsgrad.record(device):
+        graph.run()
+
+
 def test_the_memory_of_the_first_call_is_not_kept(device, step):
     y, x = device.array(ints(1, 2)), device.array(ints(1, 2))
     kept = weakref.ref(y._handle)

@@ -287,6 +287,20 @@ def test_the_time_limit_is_per_item_and_the_one_that_ran_too_long_is_named(devic
     device.reopen()
 
 
+def test_waiting_for_a_graph_may_time_out_and_the_session_lives(device):
+    spin = device.program(SPIN, "spin")
+    y = device.zeros(1, np.int32)
+    with wsgrad.record(device) as graph:
+        for _ in range(10):
+            spin(y, np.int64(10_000_000))
+    with pytest.raises(TimeoutError) as info:
+        graph.run(wait=True, timeout=0.01)
+    assert not isinstance(info.value, wsgrad.WsgradError)
+    graph.run()
+    graph.wait()
+    assert y.numpy()[0] == 20
+
+
 def test_only_the_thread_that_records_is_recorded(device, add):
     y, x, other = device.zeros(4, np.int32), device.array(ints(1, 1, 1, 1)), device.zeros(4, np.int32)
     add(other, x, 4, 0)

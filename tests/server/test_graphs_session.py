@@ -27,7 +27,7 @@ def filling(nbytes=8, value=7, count=1):
 
 
 def record(client, graph, array, queues=((0, 1),), bindings=((0, 0),)):
-    client.send(m.Record(graph, [list(p) for p in queues], [list(p) for p in bindings]), encode(array))
+    client.send(m.Record(graph, [list(p) for p in queues], [list(p) for p in bindings], []), encode(array))
 
 
 def run(client, graph, *queues, bindings=(), values=()):
@@ -35,7 +35,7 @@ def run(client, graph, *queues, bindings=(), values=()):
     for queue in queues:
         numbers.append([queue.number, queue.next])
         queue.next += 1
-    client.send(m.Run(graph, numbers, [list(row) for row in bindings], list(values)))
+    client.send(m.Run(graph, numbers, [list(row) for row in bindings], list(values), 0))
     return [number for _, number in numbers]
 
 
@@ -144,9 +144,9 @@ async def test_what_a_run_names_is_checked_in_its_place(cache):
         lambda client, queue: record(client, 1, filling()),
         lambda client, queue: record(client, 2, filling(), queues=[(0,)]),
         lambda client, queue: record(client, 2, filling(), bindings=[(0, "a")]),
-        lambda client, queue: client.send(m.Run(1, [[1, -1]], [], [])),
-        lambda client, queue: client.send(m.Run(1, [[1, 1]], [[0, 0]], [])),
-        lambda client, queue: client.send(m.Run(1, [[1, 77]], [], [])),
+        lambda client, queue: client.send(m.Run(1, [[1, -1]], [], [], 0)),
+        lambda client, queue: client.send(m.Run(1, [[1, 1]], [[0, 0]], [], 0)),
+        lambda client, queue: client.send(m.Run(1, [[1, 77]], [], [], 0)),
     ],
 )
 async def test_breaking_the_rules_of_graphs_ends_the_session(cache, send):

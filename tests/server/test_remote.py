@@ -13,6 +13,10 @@ import trio
 from edge_port import TOKENS
 from heart import ADD, as_word, eventually, serving
 
+from wsgrad.graph.items import Device, Launch, Operand, Range, Transfer, Var
+from wsgrad.graph.part import part_array
+from wsgrad.graph.plan import Plan
+from wsgrad.graph.recording import Recording
 from wsgrad.server.config import Config
 from wsgrad.server.listener import Port, open_listeners
 from wsgrad.transport import commands as c
@@ -259,3 +263,32 @@ async def client_queue(client, node):
     node.send(m.Result(attach.queue, 0, {}))
     await client.next(m.Result)
     return queue
+
+
+async def test_graphs_run_and_transfer_between_nodes_that_dialled_in(server, gate):
+    nbytes = 5 << 19
+    x = np.random.default_rng(4).random(nbytes // 4, np.float32)
+    one, two = Device(0, 0), Device(0, 1)
+    recording = Recording()
+    source, target = recording.buffer(one, nbytes, memory="x"), recording.buffer(two, nbytes, memory="y")
+    halves = [Operand(Range(target, at, nbytes // 2)) for at in (0, nbytes // 2)]
+    recording.add(Transfer(Range(target, 0, nbytes), Range(source, 0, nbytes)))
+    recording.add(Launch(two, 0, "ppfi", (*halves, 1.5, Var("n", 1, nbytes // 8))))
+    recording.add(Transfer(Range(source, 0, nbytes), Range(target, 0, nbytes)))
+    part = encode(part_array(Plan(recording).parts[0]))
+    async with dialled_in(gate, "near") as (near, _), dialled_in(gate, "far") as (far, _), server.client() as client:
+        queues = [await client.open(f"{near}/cpu/0", 3), await client.open(f"{far}/cpu/0", 8)]
+        for queue in queues:
+            queue.batch(c.Alloc(1, nbytes))
+        await queues[0].upload(1, x.tobytes())
+        queues[1].program(0, ADD, "add", "ppfi", writes=[0])
+        client.send(m.Record(1, [[0, 3], [1, 8]], [[source, 1], [target, 1]], []), part)
+        for n in (nbytes // 8, 1000, 7):
+            client.send(m.Run(1, [[queue.number, queue.next] for queue in queues], [], [n], 0))
+            for queue in queues:
+                queue.next += 1
+            half = len(x) // 2
+            x[:n] = x[half : half + n] + np.float32(1.5)
+        for queue in queues:
+            await queue.done()
+            assert await queue.download(1, 0, nbytes) == x.tobytes()

@@ -84,6 +84,7 @@ _integers = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=2)
 ITEMS = {
     (messages.Record, "queues"): _pairs,
     (messages.Record, "bindings"): _pairs,
+    (messages.Record, "routes"): st.lists(st.tuples(_u32, _u32, _u32).map(list), max_size=2),
     (messages.Run, "numbers"): _pairs,
     (messages.Run, "bindings"): _bindings,
     (messages.Run, "values"): _integers,

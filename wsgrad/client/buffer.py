@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from wsgrad.client.base import BaseDevice
     from wsgrad.client.queue import Queue
+    from wsgrad.client.recording import Recorder
     from wsgrad.client.waits import Wait
 
 T = TypeVar("T")
@@ -72,7 +73,8 @@ class BaseBuffer:
         self._id: int | None = handle.id
         self._life = handle.life
         self._owned = False  # by a graph: usable only while that is recorded
-        self._region: int | None = None  # while a graph is recorded: which of its arguments this is, or lies in
+        # What is recorded with it as an argument, and which one it is or lies in there.
+        self._region: tuple[Recorder, int] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self, overload
 
 from wsgrad.client.buffer import BaseBuffer
+from wsgrad.client.recorders import refuse
 from wsgrad.client.recording import Recorder, memory_of
 from wsgrad.errors import DeviceError, LaunchError, LimitExceeded
 from wsgrad.graph.part import part_array
@@ -161,6 +163,8 @@ class BaseGraph:
         self._issue_bound(plan, bindings, plan.values({}))
 
     def _issue_bound(self, plan: Plan, bindings: Mapping[int, tuple[int, int]], values: list[int]) -> None:
+        for share in self._shares:
+            refuse(share.queues[0][0], "running a graph")
         handles = self._recorder.handles
         for number in plan.recording.touched:
             handle = handles[number]
@@ -256,10 +260,12 @@ class Graph(BaseGraph):
             WsgradError: what failed in it, or before it on its devices.
             TimeoutError: it took longer than `timeout` seconds.
         """
+        deadline = None if timeout is None else time.monotonic() + timeout
         for share in self._shares:
             for queue, number in share.last.items():
                 driver = share.server._driver  # type: ignore[attr-defined]
-                driver.run(lambda queue=queue, number=number: _start_wait(queue, number), timeout)
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                driver.run(lambda queue=queue, number=number: _start_wait(queue, number), left)
 
 
 class AsyncGraph(BaseGraph):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec
 
 from wsgrad.client.buffer import BaseBuffer
+from wsgrad.client.recorders import recorder_of
 from wsgrad.client.recording import Recorder
 from wsgrad.errors import LaunchError
 
@@ -58,6 +59,10 @@ class Jitted(Generic[P]):
         """
         arguments = [*args, *kwargs.values()]
         buffers = [argument for argument in arguments if isinstance(argument, BaseBuffer)]
+        if buffers and recorder_of(buffers[0]._device) is not None:
+            # Inside another recording its work becomes part of that.
+            self._function(*args, **kwargs)
+            return
         regions = _regions(buffers)
         order = {base: at for at, base in enumerate(regions)}
         key: list[Hashable] = [tuple(kwargs)]
@@ -107,7 +112,7 @@ class Jitted(Generic[P]):
                 return argument
             shape, dtype = argument._shape, argument._type
             made = type(argument)(argument._device, argument._handle, argument._base, argument._offset, shape, dtype)
-            made._region = numbers[argument._base]
+            made._region = recorder, numbers[argument._base]
             return made
 
         graph: BaseGraph = next(iter(devices))._new_graph(recorder)

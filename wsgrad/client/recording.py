@@ -191,8 +191,9 @@ class Recorder:
         """The bytes that a buffer or view stands for."""
         recorder_of(buffer._device)
         buffer._check()
-        if buffer._region is not None:
-            return Range(buffer._region, buffer._offset - self._regions[buffer._region], buffer._nbytes)
+        if buffer._region is not None and buffer._region[0] is self:
+            number = buffer._region[1]
+            return Range(number, buffer._offset - self._regions[number], buffer._nbytes)
         base = buffer._base
         if base.freed:
             raise DeviceError(f"{buffer!r} can't be recorded: the buffer it is a view of was freed")

@@ -56,7 +56,7 @@ class SessionGraphs:
         self._next += 1
         self._known[self._next] = plan, lines, list(queues.values())
         pairs: list[list[object]] = [[index, queue.number] for index, queue in queues.items()]
-        record = Record(self._next, pairs, [list(binding) for binding in bindings])
+        record = Record(self._next, pairs, [list(binding) for binding in bindings], [])
         self._link.push(encode(message_array(record)), data)
         return self._next
 
@@ -65,7 +65,7 @@ class SessionGraphs:
         _, _, queues = self._known[graph]
         numbers = {queue: queue.joint_number(line) for queue in queues}
         pairs: list[list[object]] = [[queue.number, number] for queue, number in numbers.items()]
-        self._join(numbers, encode(message_array(Run(graph, pairs, bindings, list(values)))))
+        self._join(numbers, encode(message_array(Run(graph, pairs, bindings, list(values), 0))))
         return numbers
 
     def flush(self) -> None:

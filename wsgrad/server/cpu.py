@@ -28,7 +28,7 @@ def cpu_info(compiler: Compiler, *, threads: int, memory: int, confined: bool) -
         "bf16": bool(features & {"avx512_bf16", "bf16"}),
         "f64": True,
         "timestamps": False,
-        "native_graphs": False,
+        "native_graphs": True,
         "software": False,
         "confined": confined,
     }

@@ -100,7 +100,8 @@ class Feed:
         """The next thing for the node."""
         if isinstance(item, Joint) and isinstance(item.command, Receive):
             self.receives += 1
-        elif isinstance(item, ReplaySent):
+        elif isinstance(item, ReplaySent) and item.graph is not None:
+            self._queue.session.statistics.launches += item.graph.launches
             self.receives += sum(not end.sends for end, _ in item.ends)
         self._items.append(item)
 

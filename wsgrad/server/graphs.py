@@ -19,6 +19,7 @@ from wsgrad.server.events import Failure
 from wsgrad.server.outstanding import Sent
 from wsgrad.server.transfers import Flow
 from wsgrad.transport import cbor
+from wsgrad.transport.commands import Receive, Send
 from wsgrad.transport.messages import Fail, Forget, Graph, Record, Replay, Run, Unrecord, message_array
 
 if TYPE_CHECKING:
@@ -59,12 +60,14 @@ class End:
     Attributes:
         place: which of the queue's transfers it is, from 0.
         key: the number of the transfer's sending step.
+        route: the way to the other end's server, or 0 if it is this one.
     """
 
     place: int
     key: int
     nbytes: int
     sends: bool
+    route: int
 
 
 class QueueGraph:
@@ -72,22 +75,32 @@ class QueueGraph:
 
     Attributes:
         steps: in the order in which the node runs them.
-        ends: the transfers among them that move anything, and how many there are in all.
+        ends: the transfers among them that move anything.
+        transfers: how many there are in all.
+        launches: how many launches.
     """
 
     def __init__(
-        self, graph: int, part: DevicePart, buffers: dict[int, int], bindings: dict[int, int], blob: bytes
+        self,
+        graph: int,
+        part: DevicePart,
+        buffers: dict[int, int],
+        bindings: dict[int, int],
+        blob: bytes,
+        routes: dict[int, tuple[int, int]],
     ) -> None:
         self.graph = graph
         self.steps: list[PartStep] = part.by_number
         self.ends: list[End] = []
         self.transfers = 0
+        self.launches = sum(isinstance(step.op, LaunchOp) for step in self.steps)
         for step in self.steps:
             if isinstance(step.op, SendOp | ReceiveOp):
                 sends = isinstance(step.op, SendOp)
+                route = routes[step.op.server][not sends]
                 nbytes = part.slots[step.op.source if isinstance(step.op, SendOp) else step.op.target].nbytes
                 if nbytes:
-                    self.ends.append(End(self.transfers, step.number - (not sends), nbytes, sends))
+                    self.ends.append(End(self.transfers, step.number - (not sends), nbytes, sends, route))
                 self.transfers += 1
         self._programs = part.programs
         self._buffers = buffers
@@ -176,11 +189,13 @@ class RunFlows:
 
     Attributes:
         queues: on which it runs.
+        transfer: where the ids of those to and from other servers begin.
         flows: by the numbers of their sending steps; None until they are made.
     """
 
-    def __init__(self, graphs: Graphs, graph: SessionGraph, queues: frozenset[int]) -> None:
+    def __init__(self, graphs: Graphs, graph: SessionGraph, queues: frozenset[int], transfer: int) -> None:
         self.graph = graph
+        self.transfer = transfer
         self.queues = queues
         self.flows: dict[int, Flow] | None = None
         self._graphs = graphs
@@ -249,6 +264,8 @@ class Graphs:
         find: the session's queue of a number, if it is open.
         start: runs a task of the session.
         ready: called when queues may go on.
+        flow_from: begins the source's end of a transfer to another server.
+        flow_to: begins the target's end of one from there.
     """
 
     def __init__(
@@ -256,10 +273,14 @@ class Graphs:
         find: Callable[[int], Queue | None],
         start: Callable[[Callable[[], Any]], None],
         ready: Callable[[Queue], None],
+        flow_from: Callable[[Send], Flow],
+        flow_to: Callable[[Receive], Flow],
     ) -> None:
         self._find = find
         self._start = start
         self._ready = ready
+        self._flow_from = flow_from
+        self._flow_to = flow_to
         self._graphs: dict[int, SessionGraph] = {}
         self._last = 0
         self._nbytes = 0
@@ -278,6 +299,7 @@ class Graphs:
         data = b"" if bulk is None else bytes(bulk)
         queues = {row[0]: row[1] for row in _pairs(message.queues, 2)}
         bindings = {row[0]: row[1] for row in _pairs(message.bindings, 2)}
+        routes = {row[0]: (row[1], row[2]) for row in _pairs(message.routes, 3)}
         graph = self._graphs[message.graph] = SessionGraph(message.graph, len(data))
         self._nbytes += len(data)
         if len(self._graphs) > MAX_GRAPHS or self._nbytes > MAX_GRAPHS_NBYTES:
@@ -286,11 +308,11 @@ class Graphs:
             )
             graph.ready = True
         elif len(data) <= _QUICK_NBYTES:
-            _fill(graph, data, queues, bindings)
+            _fill(graph, data, queues, bindings, routes)
         else:
 
             async def check() -> None:
-                await trio.to_thread.run_sync(_fill, graph, data, queues, bindings)
+                await trio.to_thread.run_sync(_fill, graph, data, queues, bindings, routes)
                 self._wake(queues.values())
 
             self._start(check)
@@ -304,7 +326,7 @@ class Graphs:
         graph = self._graph(message.graph)
         bindings = {number: (buffer, offset) for number, buffer, offset in _pairs(message.bindings, 3)}
         numbers = [(queue, number) for queue, number in _pairs(message.numbers, 2) if self._find(queue) is not None]
-        flows = RunFlows(self, graph, frozenset(queue for queue, _ in numbers))
+        flows = RunFlows(self, graph, frozenset(queue for queue, _ in numbers), message.transfer)
         return [GraphRun(queue, number, graph, bindings, message.values, flows) for queue, number in numbers]
 
     def forget(self, message: Forget) -> list[GraphEnd]:
@@ -322,11 +344,19 @@ class Graphs:
             return False
         flows = run.flows = {}
         for _, end in ends:
-            if end.sends:
-                flow = flows[end.key] = Flow(end.key, partial(self._over, run, end.key))
-                self._open.add((run, end.key))
+            if end.route and end.sends:
+                flow = self._flow_from(Send(run.transfer + end.key, 0, 0, end.nbytes, end.route))
+            elif end.route:
+                flow = self._flow_to(Receive(run.transfer + end.key, 0, 0, end.nbytes, end.route))
+            elif end.sends:
+                flow = Flow(end.key, _nothing)
                 flow.send(end.nbytes)
                 flow.receive(end.nbytes)
+            else:
+                continue  # of the same flow as its source
+            flow.over = partial(self._over, run, end.key)
+            flows[end.key] = flow
+            self._open.add((run, end.key))
         closed = Failure("DeviceError", "a device that the graph runs on was closed")
         for queue, end in ends:
             if queue not in run.queues:
@@ -402,7 +432,17 @@ def end_messages(end: GraphEnd) -> list[Plain]:
     return [Plain(cbor.encode(message_array(Unrecord(end.queue, end.graph.graph))))]
 
 
-def _fill(graph: SessionGraph, data: bytes, queues: dict[int, int], bindings: dict[int, int]) -> None:
+def _nothing() -> None:
+    """Nobody else keeps a flow inside of a server."""
+
+
+def _fill(
+    graph: SessionGraph,
+    data: bytes,
+    queues: dict[int, int],
+    bindings: dict[int, int],
+    routes: dict[int, tuple[int, int]],
+) -> None:
     """Check a part; runs in a thread, and nobody looks at the graph before it is ready."""
     try:
         array = cbor.decode(data, max_items=_MAX_ITEMS)
@@ -411,18 +451,20 @@ def _fill(graph: SessionGraph, data: bytes, queues: dict[int, int], bindings: di
         arrays = device_arrays(array)
         if set(part.buffers) != set(bindings):
             raise ProtocolError("a graph whose bindings are not those of its buffers")
+        ways = routes | {part.server: (0, 0)}
         for device in part.devices:
             if device.index not in queues:
                 raise ProtocolError(f"a graph with a device {device.index} that has no queue")
             for lane in device.lanes[1:]:
                 for step in lane:
                     assert isinstance(step.op, SendOp | ReceiveOp)
-                    if step.op.server != part.server:
-                        raise LaunchError("a graph can't transfer between servers")
+                    way = (0, 0) if step.op.server == part.server else routes.get(step.op.server, (0, 0))
+                    if step.op.server != part.server and not way[isinstance(step.op, ReceiveOp)]:
+                        raise LaunchError(f"a graph with a transfer to or from server {step.op.server}, without a way")
             buffers = {number: nbytes for number, (index, nbytes) in part.buffers.items() if index == device.index}
             mine = {number: bindings[number] for number in buffers}
             blob = cbor.encode([arrays[device.index], [list(pair) for pair in mine.items()]])
-            graph.queues[queues[device.index]] = QueueGraph(graph.graph, device, buffers, mine, blob)
+            graph.queues[queues[device.index]] = QueueGraph(graph.graph, device, buffers, mine, blob, ways)
         graph.part = part
     except WsgradError as error:
         graph.error = error

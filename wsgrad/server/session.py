@@ -125,7 +125,7 @@ class Session:
         self._hub = hub
         self._link = Link()
         self._queues: dict[int, Queue] = {}
-        self._graphs = Graphs(self._queues.get, self.start, self.later)
+        self._graphs = Graphs(self._queues.get, self.start, self.later, self.flow_from, self.flow_to)
         self._todo: dict[Queue, None] = {}
         self._work = trio.Event()
         self._nursery: trio.Nursery | None = None

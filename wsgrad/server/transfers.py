@@ -62,12 +62,14 @@ class Flow:
         number: its id.
         failure: why it can't come to its end.
         stop: called once if the target fails, so that the source sends no more.
+        over: called once both ends are done.
     """
 
     def __init__(self, number: int, forget: Callable[[], None]) -> None:
         self.number = number
         self.failure: Failure | None = None
         self.stop: Callable[[Failure], None] | None = None
+        self.over: Callable[[], None] | None = None
         self._forget = forget
         self._chunks: deque[FlowChunk] = deque()
         self._sent: int | None = None
@@ -206,6 +208,9 @@ class Flow:
     def _close(self) -> None:
         if self._source_done and self._target_done:
             self._forget()
+            over, self.over = self.over, None
+            if over is not None:
+                over()
 
 
 class Transfers:

@@ -245,19 +245,22 @@ class Record:
     """Client → server. Bulk: a server's part of a graph, an array in CBOR, to be run by `Run`.
 
     `queues` pairs the part's device indices with queues, `bindings` its buffer numbers with buffers of those queues.
+    `routes` holds `[server, route there, route from there]` for the servers that it exchanges bytes with; 0 for none.
     """
 
     KIND: ClassVar[int] = 25
     graph: U32
     queues: Arrays
     bindings: Arrays
+    routes: Arrays
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """Client → server: run a graph as one command on each of its queues, `numbers` pairing queues and numbers.
 
-    `bindings` holds `[buffer number, buffer, offset]` for what is substituted this time.
+    `bindings` holds `[buffer number, buffer, offset]` for what is substituted this time. Bytes to or from another
+    server are the transfer whose id is `transfer` plus the number of the sending step.
     """
 
     KIND: ClassVar[int] = 26
@@ -265,6 +268,7 @@ class Run:
     numbers: Arrays
     bindings: Arrays
     values: Values
+    transfer: U32
 
 
 @dataclass(frozen=True, slots=True)
