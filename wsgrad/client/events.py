@@ -45,7 +45,7 @@ class Known:
 
     @property
     def may_go(self) -> bool:
-        """Whether the server may forget it: whatever names it later would make it anew, a command or our settling it."""
+        """Whether the server may forget it: what names it later, a command or our settling it, would make it anew."""
         return self.settled and self._met()
 
     def _met(self) -> bool:
@@ -181,7 +181,7 @@ class SessionEvents:
             self._going.append(event)
         if self._going:
             going, self._going = self._going, []
-            gone = []
+            gone: list[Known] = []
             for event in going:
                 (gone if event.may_go else self._going).append(event)
             if gone:
