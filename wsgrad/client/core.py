@@ -10,6 +10,8 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from wsgrad.client.blobs import Sources, new_statistics
+from wsgrad.client.events import SessionEvents
+from wsgrad.client.exchange import RELAYED, Exchange
 from wsgrad.client.queue import Queue
 from wsgrad.client.session_graphs import SessionGraphs
 from wsgrad.client.waits import Failure, Wait
@@ -18,6 +20,7 @@ from wsgrad.transport.cbor import encode
 from wsgrad.transport.link import Link
 from wsgrad.transport.messages import (
     VERSION,
+    Abort,
     Ack,
     Bye,
     Chunk,
@@ -25,6 +28,7 @@ from wsgrad.transport.messages import (
     Compiled,
     Credit,
     Devices,
+    Dialled,
     Failed,
     Hello,
     Message,
@@ -34,6 +38,7 @@ from wsgrad.transport.messages import (
     Refused,
     Result,
     Seen,
+    Ticket,
     Time,
     Traced,
     Welcome,
@@ -69,6 +74,8 @@ class Session:
         graphs: what was recorded.
         trace: measures while a timeline is made; None most of the time.
         traces: timelines so far.
+        events: what devices have signalled and wait for.
+        exchange: what is done for other sessions of this client.
         asleep: whether `wake` must be called once something was issued; see `wake`.
         wake: set by the driver, which sends on its own what nobody flushes. May be called from any thread.
         release: set by the driver while it has a connection: no more may be received into this object's memory.
@@ -88,6 +95,8 @@ class Session:
         self.graphs = SessionGraphs(self.link)
         self.trace: SessionTrace | None = None
         self.traces = 0
+        self.events = SessionEvents(self)
+        self.exchange = Exchange(self)
         self.asleep = False
         self.wake: Callable[[], None] = lambda: None
         self.release: Callable[[object], None] | None = None
@@ -120,6 +129,7 @@ class Session:
         self.attached = False
         for queue in self._queues.values():
             self._told |= queue.end(self.ended)
+        self.exchange.end(self.ended)
         for _, wait in self._conditions:
             self._told |= not wait.done
             wait.fail(self.ended.error())
@@ -174,6 +184,7 @@ class Session:
     def close_queue(self, queue: Queue) -> None:
         """Free everything on a queue. What still waits for it fails."""
         if self._queues.pop(queue.number, None) is not None:
+            queue.flush()
             queue.gone = True
             queue.end(Failure(-1, "DeviceError", f"the device {queue.device!r} was closed by this client"))
             queue.outbox.leave()
@@ -187,7 +198,17 @@ class Session:
     @property
     def dirty(self) -> bool:
         """Whether something was issued that is in no message yet."""
-        return any(queue.dirty for queue in list(self._queues.values()))
+        return self.exchange.posted or any(queue.dirty for queue in list(self._queues.values()))
+
+    @property
+    def posted(self) -> bool:
+        """Whether other sessions wait for something to be sent here."""
+        return self.exchange.posted
+
+    @property
+    def attentive(self) -> bool:
+        """Whether what the server says is needed although nobody may be waiting for it here."""
+        return self.exchange.attentive or any(queue.signals.awaited for queue in list(self._queues.values()))
 
     @property
     def blocked(self) -> bool:
@@ -200,6 +221,8 @@ class Session:
         for queue in self._queues.values():
             queue.flush()
         self.graphs.flush()
+        self.exchange.flush()
+        self.events.flush()
         if trace is not None:
             trace.flushed(started)
 
@@ -250,7 +273,7 @@ class Session:
             raise ProtocolError(f"the server sent {type(message).__name__}, which only clients send")
         queue = self._queues.get(message.queue)
         if queue is None:
-            return None
+            return None  # of a queue that was closed meanwhile, or on its way to another server
         if isinstance(message, ReadData):
             return queue.pending.read_destination(message.number, nbytes)
         return queue.pending.chunk_destination(message.transfer, message.offset, nbytes)
@@ -277,7 +300,15 @@ class Session:
             # Counted first: whatever this message causes to be sent tells of it.
             if self.link.note_received(received.nbytes):
                 self._tell_seen()
-            self._handle_queue(message, received.bulk)
+            match message:
+                case Ticket():
+                    self.exchange.on_ticket(message)
+                case Dialled():
+                    self.exchange.on_dialled(message)
+                case Chunk() | Credit() | Ack() | Failed() | Abort() if message.queue >= RELAYED:
+                    self.exchange.carry(message.queue, received.raw, received.bulk)
+                case _:
+                    self._handle_queue(message, received.bulk)
             return
         match message:
             case Seen(count):

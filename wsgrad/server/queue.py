@@ -417,7 +417,7 @@ class Queue:
                 if self.trace is not None:
                     self.trace.opened()
                 number = self._opening
-                self._out.restart(number)
+                self._out.begin(number)
                 self._tell(Result(self.number, number, message.value))
                 if number:
                     self._tell(Ack(self.number, number))

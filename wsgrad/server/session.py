@@ -185,9 +185,9 @@ class Session:
         _log.info("session %d ends: %s", self.number, reason)
         self.ended.set()  # first: whatever closing the queues would still say to the client is not kept any more
         self._end_code = (code, reason)
+        self.routes.close()
         for queue in self._queues.values():
             queue.close()
-        self.routes.close()
         self._queues.clear()
         self._todo.clear()
         if self.connection is not None:
