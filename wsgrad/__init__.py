@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from wsgrad.client.async_face import AsyncBuffer as AsyncBuffer
     from wsgrad.client.async_face import AsyncDevice as AsyncDevice
+    from wsgrad.client.async_face import AsyncEvent as AsyncEvent
     from wsgrad.client.async_face import AsyncProgram as AsyncProgram
     from wsgrad.client.async_face import AsyncServer as AsyncServer
     from wsgrad.client.async_face import open_server as open_server
     from wsgrad.client.blocking import Buffer as Buffer
     from wsgrad.client.blocking import Device as Device
+    from wsgrad.client.blocking import Event as Event
     from wsgrad.client.blocking import Program as Program
     from wsgrad.client.blocking import Server as Server
     from wsgrad.client.blocking import connect as connect
@@ -41,8 +43,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
-    "wsgrad.client.async_face": ("AsyncBuffer", "AsyncDevice", "AsyncProgram", "AsyncServer", "open_server"),
-    "wsgrad.client.blocking": ("Buffer", "Device", "Program", "Server", "connect"),
+    "wsgrad.client.async_face": (
+        "AsyncBuffer",
+        "AsyncDevice",
+        "AsyncEvent",
+        "AsyncProgram",
+        "AsyncServer",
+        "open_server",
+    ),
+    "wsgrad.client.blocking": ("Buffer", "Device", "Event", "Program", "Server", "connect"),
     "wsgrad.client.graph": ("AsyncGraph", "Graph", "record"),
     "wsgrad.client.jit": ("jit",),
     "wsgrad.client.recording": ("Var",),

@@ -1,7 +1,7 @@
 """Queues: order whatever holds them, bounds on what is kept, and replies that are believed only where they fit."""
 
 import pytest
-from heart import NOTHING, serving
+from heart import NOTHING, Queue, serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -225,3 +225,14 @@ def test_any_replies_are_taken_or_refused_and_reservations_come_out_even(actions
         assert outstanding.acked <= outstanding.sent <= number
     reserved -= outstanding.restart(number)
     assert reserved == 0
+
+
+async def test_a_download_may_be_asked_for_before_the_device_has_opened(server):
+    async with server.client() as client:
+        client.queues[1] = queue = Queue(client, 1)
+        client.send(m.Open(1, "box/cpu/0", {}))
+        queue.batch(c.Alloc(1, 3 << 20))
+        assert await queue.download(1, 0, 3 << 20) == bytes(3 << 20)
+        queue.reopen()
+        queue.batch(c.Alloc(1, 3 << 20))
+        assert await queue.download(1, 0, 3 << 20) == bytes(3 << 20)

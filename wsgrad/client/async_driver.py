@@ -253,7 +253,8 @@ class AsyncDriver:
                 await self._work.wait()
                 session.asleep = False
                 quiet = 0
-            await trio.sleep(_FLUSH_SECONDS)
+            if not session.posted:
+                await trio.sleep(_FLUSH_SECONDS)
             quiet += 1
             if session.dirty and not session.over:
                 session.flush()

@@ -16,14 +16,16 @@ from wsgrad.client.blobs import MIN_CACHED
 from wsgrad.client.buffer import BaseBuffer
 from wsgrad.client.core import Session
 from wsgrad.client.embedded import EmbeddedServer
+from wsgrad.client.events import BaseEvent
 from wsgrad.client.graph import AsyncGraph
 from wsgrad.client.outbox import MAX_UNSENT
 from wsgrad.client.program import BaseProgram
 from wsgrad.client.target import AGENT, ROUTE, debugging, target_of, wanted_url
+from wsgrad.client.waits import settled
 from wsgrad.errors import ConnectionLost, LimitExceeded, WsgradError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
 
     import numpy as np
     from numpy.typing import ArrayLike, DTypeLike
@@ -62,11 +64,18 @@ class AsyncBuffer(BaseBuffer):
         await self._wait(lambda: self._start_copy_to(self._checked_target(target)))
 
     async def copy_from(self, source: ArrayLike | BaseBuffer) -> None:
-        """Replace the values by those of an array, or of a buffer on the same device, of the same shape and dtype.
+        """Replace the values by those of an array, or of a buffer on any device or server, of the same shape and dtype.
 
-        Returns when `source` may be changed again: below 1 MiB it is copied, else the device has it.
+        Returns when `source` may be changed again: an array below 1 MiB is copied, else the device has it. With a
+        buffer it waits at most for room; between devices the bytes go from one to the other without coming here.
         """
         checked = self._checked_source(source)
+        if isinstance(checked, BaseBuffer) and checked._device is not self._device:
+            for device in (checked._device, self._device):
+                face: AsyncServer = device._server  # type: ignore[assignment]
+                await face._wait(device, lambda: settled(None))
+            if self._copy_across(checked):
+                return
         server: AsyncServer = self._device._server  # type: ignore[assignment]
         digest = None if isinstance(checked, BaseBuffer) else await server._digest(checked)
         await self._wait(lambda: self._start_copy_from(checked, digest))
@@ -74,6 +83,27 @@ class AsyncBuffer(BaseBuffer):
     async def _wait(self, start: Callable[[], Wait[T]]) -> T:
         server: AsyncServer = self._device._server  # type: ignore[assignment]
         return await server._wait(self._device, start)
+
+
+class AsyncEvent(BaseEvent):
+    """A moment on a device: when everything issued there before `signal` has run. `await` it or its `wait()`."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it has happened or failed, as far as is known."""
+        return self._event.settled
+
+    async def wait(self) -> None:
+        """Wait until it has happened.
+
+        Raises:
+            WsgradError: what its device failed with before.
+        """
+        server: AsyncServer = self._device._server  # type: ignore[assignment]
+        await server._driver.wait(self._start_wait)
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self.wait().__await__()
 
 
 class AsyncProgram(BaseProgram):
@@ -119,6 +149,11 @@ class AsyncDevice(BaseDevice[AsyncBuffer, AsyncProgram]):
         checked = [self._checked_array(item, None) for item in data]
         digests = [await self._face._digest(array) for array in checked]
         return await self._wait(lambda: self._start_arrays(checked, digests))
+
+    def signal(self) -> AsyncEvent:
+        """An event that happens once everything issued here so far has run. Never waits."""
+        self._make_room()
+        return AsyncEvent(self, self._server._call(self._start_signal))
 
     async def synchronize(self) -> None:
         """Wait until everything issued on this device has run."""

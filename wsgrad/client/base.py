@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike
 
     from wsgrad.client.core import Session
+    from wsgrad.client.events import BaseEvent, Signalled
     from wsgrad.client.graph import BaseGraph
     from wsgrad.client.queue import Queue
     from wsgrad.client.recording import Recorder
@@ -116,6 +117,11 @@ class BaseServer(ABC, Generic[D]):
     def info(self) -> Mapping[str, object]:
         """What the server says of itself: its name, version, limits."""
         return MappingProxyType(self._session.info)
+
+    @property
+    def relay_reasons(self) -> Mapping[str, str]:
+        """Why copies to other servers, `statistics["relayed"]` of them, go through this client; by address."""
+        return MappingProxyType(self._session.exchange.reasons)
 
     @property
     def statistics(self) -> Mapping[str, int]:
@@ -286,6 +292,24 @@ class BaseDevice(ABC, Generic[B, P]):
         self._make_room()
         self._server._call(program._begin)
         return program
+
+    def wait(self, event: BaseEvent) -> None:
+        """Let nothing that is issued here from now on run before `event`, of any device or server. Never waits itself.
+
+        If the event fails, with an error of its device, this device fails in its place with the same error.
+        """
+        refuse(self, "a wait for an event")
+        self._make_room()
+        known, session = event._event, self._server._session
+        if event._device._server._session is session:
+            self._server._call(lambda: session.events.wait(self._usable_queue(), known, self._line()))
+            return
+        copy = self._server._call(lambda: session.events.wait_for_copy(self._usable_queue(), known, self._line()))
+        event._device._server._call(lambda: known.copied(session, copy))
+
+    def _start_signal(self) -> Signalled:
+        refuse(self, "a signal")
+        return self._server._session.events.signal(self._usable_queue(), self._line())
 
     def _make_room(self) -> None:
         queue = self._queue

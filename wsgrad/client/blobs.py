@@ -21,8 +21,11 @@ MIN_ASKED_SOURCE: Final = 64 << 10
 
 
 def new_statistics() -> dict[str, int]:
-    """Counters: uploads that the server's cache has brought; those that it could not bring, or not to their end."""
-    return {"cache_hits": 0, "cache_misses": 0}
+    """Counters: uploads that the server's cache has brought; those that it could not bring, or not to their end.
+
+    And `relayed`: copies to other servers that went through this client.
+    """
+    return {"cache_hits": 0, "cache_misses": 0, "relayed": 0}
 
 
 class Sources:

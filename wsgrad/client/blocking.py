@@ -12,6 +12,7 @@ from wsgrad.client.blobs import MIN_CACHED
 from wsgrad.client.buffer import BaseBuffer
 from wsgrad.client.core import Session
 from wsgrad.client.embedded import EmbeddedServer
+from wsgrad.client.events import BaseEvent
 from wsgrad.client.graph import Graph
 from wsgrad.client.outbox import MAX_UNSENT
 from wsgrad.client.program import BaseProgram
@@ -63,11 +64,14 @@ class Buffer(BaseBuffer):
         self._wait(lambda: self._start_copy_to(checked), timeout)
 
     def copy_from(self, source: ArrayLike | BaseBuffer, *, timeout: float | None = None) -> None:
-        """Replace the values by those of an array, or of a buffer on the same device, of the same shape and dtype.
+        """Replace the values by those of an array, or of a buffer on any device or server, of the same shape and dtype.
 
-        Returns when `source` may be changed again: below 1 MiB it is copied, else the device has it.
+        Returns when `source` may be changed again: an array below 1 MiB is copied, else the device has it. With a
+        buffer it never waits; between devices the bytes go from one to the other without coming here.
         """
         checked = self._checked_source(source)
+        if isinstance(checked, BaseBuffer) and self._copy_across(checked):
+            return
         server: Server = self._device._server  # type: ignore[assignment]
         digest = None if isinstance(checked, BaseBuffer) else server._digest(checked)
         self._wait(lambda: self._start_copy_from(checked, digest), timeout)
@@ -76,6 +80,28 @@ class Buffer(BaseBuffer):
         self._device._make_room()
         server: Server = self._device._server  # type: ignore[assignment]
         return server._driver.run(start, timeout)
+
+
+class Event(BaseEvent):
+    """A moment on a device: when everything issued there before `signal` has run."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it has happened or failed. Looks at what has come, and does not wait."""
+        if not self._event.settled:
+            server: Server = self._device._server  # type: ignore[assignment]
+            server._driver.flush(server._session.flush)
+        return self._event.settled
+
+    def wait(self, *, timeout: float | None = None) -> None:
+        """Wait until it has happened.
+
+        Raises:
+            TimeoutError: it took longer than `timeout` seconds; the session lives.
+            WsgradError: what its device failed with before.
+        """
+        server: Server = self._device._server  # type: ignore[assignment]
+        server._driver.run(self._start_wait, timeout)
 
 
 class Program(BaseProgram):
@@ -126,6 +152,11 @@ class Device(BaseDevice[Buffer, Program]):
         digests = [self._face._digest(array) for array in checked]
         self._make_room()
         return self._wait(lambda: self._start_arrays(checked, digests), timeout)
+
+    def signal(self) -> Event:
+        """An event that happens once everything issued here so far has run. Never waits."""
+        self._make_room()
+        return Event(self, self._server._call(self._start_signal))
 
     def synchronize(self, *, timeout: float | None = None) -> None:
         """Wait until everything issued on this device has run."""

@@ -10,6 +10,7 @@ import numpy as np
 from wsgrad.client.arrays import Array, bytes_of, check_dtype, sink_of, source_of
 from wsgrad.client.handle import Handle
 from wsgrad.client.recorders import OPEN, recorder_of, refuse
+from wsgrad.client.transfers import copy_between
 from wsgrad.client.waits import settled
 from wsgrad.errors import DeviceError, LaunchError
 from wsgrad.transport.commands import Copy, Fill, View, Write
@@ -293,6 +294,17 @@ class BaseBuffer:
                 queue.upload_copy(identity, bytes(memory), line=line)
         return settled(finish(None))
 
+    def _copy_across(self, source: BaseBuffer) -> bool:
+        """Issue the copy of a buffer of another device; returns False if it is of this one, or to be recorded."""
+        if source._device is self._device or (OPEN and recorder_of(self._device) is not None):
+            return False
+        if OPEN:
+            refuse(source._device, "a copy to a device outside of the recording")
+        for device in (source._device, self._device):
+            device._make_room()
+        copy_between(self, source)
+        return True
+
     def _start_copy_from(self, source: Array | BaseBuffer, digest: bytes | None = None) -> Wait[None]:
         identity = self._check()
         recorder = recorder_of(self._device) if OPEN and isinstance(source, BaseBuffer) else None
@@ -302,8 +314,6 @@ class BaseBuffer:
         queue = self._device._waiting_queue()
         if not isinstance(source, BaseBuffer):
             return self._upload(queue, source, lambda _: None, digest)
-        if source._device is not self._device:
-            raise DeviceError(f"{source!r} is not on {self._device.id!r}; copy_from(other.numpy()) goes through here")
         other = source._check()
         if self._nbytes:
             queue.command(Copy(identity, 0, other, 0, self._nbytes), line=self._device._line())

@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from wsgrad.client.blobs import Sources, new_statistics
+from wsgrad.client.events import SessionEvents
+from wsgrad.client.exchange import RELAYED, Exchange
 from wsgrad.client.queue import Queue
 from wsgrad.client.session_graphs import SessionGraphs
 from wsgrad.client.waits import Failure, Wait
@@ -17,6 +19,7 @@ from wsgrad.transport.cbor import encode
 from wsgrad.transport.link import Link
 from wsgrad.transport.messages import (
     VERSION,
+    Abort,
     Ack,
     Bye,
     Chunk,
@@ -24,6 +27,7 @@ from wsgrad.transport.messages import (
     Compiled,
     Credit,
     Devices,
+    Dialled,
     Failed,
     Hello,
     Message,
@@ -33,6 +37,7 @@ from wsgrad.transport.messages import (
     Refused,
     Result,
     Seen,
+    Ticket,
     Welcome,
     message_array,
     parse_message,
@@ -63,6 +68,8 @@ class Session:
         sources: of programs, as far as they were sent.
         statistics: counters since the session was opened.
         graphs: what was recorded.
+        events: what devices have signalled and wait for.
+        exchange: what is done for other sessions of this client.
         asleep: whether `wake` must be called once something was issued; see `wake`.
         wake: set by the driver, which sends on its own what nobody flushes. May be called from any thread.
         release: set by the driver while it has a connection: no more may be received into this object's memory.
@@ -80,6 +87,8 @@ class Session:
         self.sources = Sources()
         self.statistics = new_statistics()
         self.graphs = SessionGraphs(self.link)
+        self.events = SessionEvents(self)
+        self.exchange = Exchange(self)
         self.asleep = False
         self.wake: Callable[[], None] = lambda: None
         self.release: Callable[[object], None] | None = None
@@ -111,6 +120,7 @@ class Session:
         self.attached = False
         for queue in self._queues.values():
             queue.end(self.ended)
+        self.exchange.end(self.ended)
         for _, wait in self._conditions:
             wait.fail(self.ended.error())
         self._conditions.clear()
@@ -161,6 +171,7 @@ class Session:
     def close_queue(self, queue: Queue) -> None:
         """Free everything on a queue. What still waits for it fails."""
         if self._queues.pop(queue.number, None) is not None:
+            queue.flush()
             queue.gone = True
             queue.end(Failure(-1, "DeviceError", f"the device {queue.device!r} was closed by this client"))
             queue.outbox.leave()
@@ -174,7 +185,17 @@ class Session:
     @property
     def dirty(self) -> bool:
         """Whether something was issued that is in no message yet."""
-        return any(queue.dirty for queue in list(self._queues.values()))
+        return self.exchange.posted or any(queue.dirty for queue in list(self._queues.values()))
+
+    @property
+    def posted(self) -> bool:
+        """Whether other sessions wait for something to be sent here."""
+        return self.exchange.posted
+
+    @property
+    def attentive(self) -> bool:
+        """Whether what the server says is needed although nobody may be waiting for it here."""
+        return self.exchange.attentive or any(queue.signals.awaited for queue in list(self._queues.values()))
 
     @property
     def blocked(self) -> bool:
@@ -186,6 +207,8 @@ class Session:
         for queue in self._queues.values():
             queue.flush()
         self.graphs.flush()
+        self.exchange.flush()
+        self.events.flush()
 
     def flushed(self) -> Wait[None]:
         """A wait until everything issued so far is with the link."""
@@ -229,6 +252,8 @@ class Session:
             case ReadData(number, answered, _):
                 queue = self._queues.get(number)
                 return queue.pending.read_destination(answered, nbytes) if queue is not None else None
+            case Chunk(number) if number >= RELAYED:
+                return None
             case Chunk(number, transfer, offset):
                 queue = self._queues.get(number)
                 return queue.pending.chunk_destination(transfer, offset, nbytes) if queue is not None else None
@@ -252,7 +277,15 @@ class Session:
             # Counted first: whatever this message causes to be sent tells of it.
             if self.link.note_received(received.nbytes):
                 self._tell_seen()
-            self._handle_queue(message, received.bulk)
+            match message:
+                case Ticket():
+                    self.exchange.on_ticket(message)
+                case Dialled():
+                    self.exchange.on_dialled(message)
+                case Chunk() | Credit() | Ack() | Failed() | Abort() if message.queue >= RELAYED:
+                    self.exchange.carry(message.queue, received.raw, received.bulk)
+                case _:
+                    self._handle_queue(message, received.bulk)
             return
         match message:
             case Seen(count):

@@ -118,9 +118,20 @@ class Outbox:
         self._items.append(_Item(head, None, last, joint))
 
     def leave(self) -> None:
-        """The queue is closed: nothing of other queues waits for it any more."""
-        for item in self._items:
-            if isinstance(item, _Item) and item.joint is not None and item.joint.arrived(self):
+        """The queue is closed: nothing of other queues waits for it any more.
+
+        What is left goes to the server all the same, without its uploads: other queues may depend on it.
+        """
+        items, self._items = self._items, deque()
+        for item in items:
+            if isinstance(item, Stream):
+                if item.position < item.nbytes:
+                    self._link.push(encode(message_array(Abort(self._queue, item.transfer))))
+                continue
+            if item.joint is None:
+                self._link.push(item.head, item.bulk)
+                self.pushed = max(self.pushed, item.last)
+            elif item.joint.arrived(self):
                 for other in item.joint.others(self):
                     other.pump()
 

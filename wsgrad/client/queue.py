@@ -11,6 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, TypeVar
 
 from wsgrad.client.arrays import MemorySource
+from wsgrad.client.events import Signals
 from wsgrad.client.life import Life
 from wsgrad.client.outbox import Joint, Outbox, Stream
 from wsgrad.client.pending import Compilation, Incoming, Pending
@@ -55,7 +56,7 @@ T = TypeVar("T")
 MAX_PACKED = 512
 """So many launches are collected before they are sent."""
 _MAX_BATCH_NBYTES = 32 << 10
-_U32 = 0xFFFFFFFF
+_U31 = 0x7FFFFFFF
 
 
 class Queue:
@@ -68,6 +69,8 @@ class Queue:
         pending: what callers wait for.
         outbox: what is to be sent.
         unraised: an error that no caller has met yet.
+        over: nothing will be heard of it any more.
+        signals: those that are not settled.
         gone: it was closed, or never opened: what is used next is another queue.
         sources: set by the session: the sources that it has sent.
         release: set by the session; told of memory that answers may no longer be received into.
@@ -86,6 +89,8 @@ class Queue:
         self.outbox = Outbox(link, number)
         self.unraised: Failure | None = None
         self.gone = False
+        self.over = False
+        self.signals = Signals()
         self.sources: Sources | None = None
         self.release: Callable[[object], None] | None = None
         self._limits = (max_buffers, max_programs)
@@ -293,7 +298,7 @@ class Queue:
         return number
 
     def _transfer(self) -> int:
-        self._transfers = (self._transfers + 1) & _U32
+        self._transfers = (self._transfers + 1) & _U31
         return self._transfers
 
     def _upload(self, buffer: int, nbytes: int, source: UploadSource, held: int, line: str) -> Stream:
@@ -363,6 +368,7 @@ class Queue:
         while self._issued_at and self._issued_at[0][0] <= number:
             self._issued_at.popleft()
         self.pending.on_ack(number)
+        self.signals.acknowledged(number)
         self.outbox.pump()
 
     def on_credit(self, slots: int) -> None:
@@ -387,6 +393,7 @@ class Queue:
         if failure.lost or not failure.number:
             self._end_life(failure)
         self.outbox.abort_from(failure.number)
+        self.signals.failed(failure)
         if not self.pending.fail_from(failure.number, failure):
             self.unraised = failure
         elif self.life.dead is None:
@@ -395,7 +402,9 @@ class Queue:
 
     def end(self, failure: Failure) -> None:
         """The session or the queue is over: everything that waits fails, nothing more is sent."""
+        self.over = True
         self._end_life(failure)
+        self.signals.failed(failure)
         self.pending.fail_from(-1, failure)
 
     def _end_life(self, failure: Failure) -> None:

@@ -98,6 +98,10 @@ class Outstanding:
         self._last_failed = number
         return freed
 
+    def begin(self, number: int) -> None:
+        """The node is ready: the first command for it comes behind `number`. Downloads that wait already stay."""
+        self.sent = self.acked = self._last_failed = number
+
     def add(self, message: Sent) -> None:
         """Note that a message goes to the node now."""
         self.sent = message.last

@@ -425,7 +425,7 @@ class Queue:
                 self.state = State.RUNNING
                 self._feed.running = True
                 number = self._opening
-                self._out.restart(number)
+                self._out.begin(number)
                 self._tell(Result(self.number, number, message.value))
                 if number:
                     self._tell(Ack(self.number, number))

@@ -177,9 +177,9 @@ class Session:
             return
         _log.info("session %d ends: %s", self.number, reason)
         self._end_code = (code, reason)
+        self.routes.close()
         for queue in self._queues.values():
             queue.close()
-        self.routes.close()
         self._queues.clear()
         self._todo.clear()
         if self.connection is not None:

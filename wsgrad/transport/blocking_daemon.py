@@ -1,7 +1,8 @@
 """The one thread of a blocking session that works while no caller waits; it issues nothing of its own.
 
-It sends after 1 ms what was issued, looks at the socket about every second, keeps the heartbeats, connects again after
-a drop within the grace time, and says bye for a server object that was dropped without being closed.
+It sends after 1 ms what was issued, looks at the socket about every second, or at once where another session needs what
+comes, keeps the heartbeats, connects again after a drop within the grace time, and says bye for a server object that
+was dropped without being closed.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ class Daemon:
             self._quiet = 0
         now = time.monotonic()
         due = now >= self._next_tick
-        if not driver.leader and (due or session.blocked or (driver.channel is not None and driver.channel.stuck)):
+        stuck = driver.channel is not None and driver.channel.stuck
+        if not driver.leader and (due or session.blocked or session.attentive or stuck):
             driver.receive()
         if due:
             self._next_tick = now + _TICK_SECONDS
@@ -137,7 +139,7 @@ class Daemon:
                 self._quiet = 0
         seconds = max(0.0, self._next_tick - time.monotonic()) if asleep else _FLUSH_SECONDS
         fd = -1
-        if not driver.leader and (session.blocked or channel.stuck):
+        if not driver.leader and (session.blocked or session.attentive or channel.stuck):
             fd = channel.fileno()
             poll.watch(fd, writing=channel.stuck)
         ready = driver.unlocked(lambda: poll.wait(seconds))
@@ -146,7 +148,7 @@ class Daemon:
         session.asleep = False
         if self._wakeup.fileno() in ready:
             self._wakeup.clear()
-            if asleep:
+            if asleep and not session.posted:
                 # What was just issued waits a moment for company.
                 driver.unlocked(lambda: time.sleep(_FLUSH_SECONDS))
             self._quiet = 0

@@ -61,6 +61,10 @@ class Driven(Served, Protocol):
     @property
     def blocked(self) -> bool: ...
     @property
+    def posted(self) -> bool: ...
+    @property
+    def attentive(self) -> bool: ...
+    @property
     def over(self) -> bool: ...
     @property
     def grace_seconds(self) -> float: ...
@@ -286,6 +290,8 @@ class BlockingDriver:
             self.leader = 0
             if self._followers:
                 _release(self._followers[0])  # it leads now
+            elif self.session.attentive:
+                self._daemon.wake()
 
     def _follow(self, waiting: Waiting, timeout: float | None, shield: Shield | None) -> None:
         waiter = threading.Lock()
