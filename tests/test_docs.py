@@ -14,6 +14,7 @@ import wsgrad
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLE = ROOT / "examples" / "train_digits.py"
+RING = ROOT / "examples" / "ring_allreduce.py"
 BLOCK = re.compile(r"^```(\S+)([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -110,6 +111,13 @@ def accuracy(output: str) -> float:
 
 def test_example_learns_the_digits_through_an_embedded_server():
     assert accuracy(run(sys.executable, str(EXAMPLE))) >= 95
+
+
+def test_ring_of_two_servers_reaches_the_weights_of_one_device():
+    output = run(sys.executable, "-W", "error", str(RING), "--steps", "6")
+    assert "6 steps on 4 devices of 2 servers" in output
+    assert "copies through this client: 0" in output
+    assert "the same weights on all of them, and as on one device" in output
 
 
 @pytest.fixture

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from wsgrad.client.graph import Graph as Graph
     from wsgrad.client.graph import record as record
     from wsgrad.client.jit import jit as jit
+    from wsgrad.client.many import AsyncServers as AsyncServers
+    from wsgrad.client.many import Servers as Servers
+    from wsgrad.client.many import connect_all as connect_all
+    from wsgrad.client.many import open_all as open_all
     from wsgrad.client.recording import Var as Var
     from wsgrad.client.signature import INDEX as INDEX
     from wsgrad.errors import CompileError as CompileError
@@ -54,6 +58,7 @@ _MODULES = {
     "wsgrad.client.blocking": ("Buffer", "Device", "Event", "Program", "Server", "connect"),
     "wsgrad.client.graph": ("AsyncGraph", "Graph", "record"),
     "wsgrad.client.jit": ("jit",),
+    "wsgrad.client.many": ("AsyncServers", "Servers", "connect_all", "open_all"),
     "wsgrad.client.recording": ("Var",),
     "wsgrad.client.signature": ("INDEX",),
     "wsgrad.errors": (

@@ -390,7 +390,7 @@ class Session:
                 raise ProtocolError(f"the server sent {type(message).__name__}, which only clients send")
 
     def _failed(self, queue: Queue, failure: Failure) -> None:
-        queue.on_failed(self.graphs.named(failure))
+        queue.on_failed(self.graphs.named(self.exchange.named(failure)))
         if not failure.number:
             # It never opened. Its device gets another queue when it is used next.
             self._queues.pop(queue.number, None)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from wsgrad.errors import ConnectionLost
 from wsgrad.transport.cbor import encode
 from wsgrad.transport.messages import Abort, Dial, Failed, Peer, message_array
 
@@ -37,6 +38,7 @@ class Route:
     """The way from one session's server to another's.
 
     Attributes:
+        origin: the source's address.
         endpoint: the target's address.
         issued: transfers that were issued before it was known which way they go.
     """
@@ -44,6 +46,7 @@ class Route:
     number: int
     source: Session
     target: Session
+    origin: str
     endpoint: Endpoint
     state: State = State.OPENING
     issued: int = 0
@@ -76,6 +79,7 @@ class Exchange:
         self._session = session
         self._posts: deque[tuple[bytes, memoryview | None]] = deque()
         self._numbered: dict[int, Route] = {}
+        self._broken: dict[str, Route] = {}
         self._opening = 0
         self._watched: dict[int, _Watched] = {}
 
@@ -144,12 +148,26 @@ class Exchange:
         else:
             route.state = State.CLOSED
             del self._numbered[message.route]
+            self._broken[message.message] = route
+
+    def named(self, failure: Failure) -> Failure:
+        """An error by a link that broke, with the addresses of both servers: each knows only its own end."""
+        route = self._broken.get(failure.message)
+        if route is None or failure.code != ConnectionLost.__name__:
+            return failure
+        return replace(
+            failure, message=f"{failure.message} (between {route.origin} and {route.endpoint.url}, for this client)"
+        )
 
     # -- transfers
 
     def watch(self, transfer: int, route: Route, send: tuple[Queue, int], receive: tuple[Queue, int]) -> None:
         """A transfer was issued between this session and another."""
-        self._watched[transfer] = _Watched(transfer, route, (send, receive))
+        watched = _Watched(transfer, route, (send, receive))
+        if self._session.ended is not None:
+            self._tell(watched, self._session.ended)
+            return
+        self._watched[transfer] = watched
         if self._session is route.source:
             if route.state is State.OPENING:
                 route.issued += 1
@@ -167,13 +185,16 @@ class Exchange:
     def end(self, failure: Failure) -> None:
         """The session is over: the other ends of its transfers are told, where no link would tell them."""
         for watched in self._watched.values():
-            number, route = RELAYED | watched.transfer, watched.route
-            if self._session is route.source:
-                route.target.exchange.post(encode(message_array(Failed(number, 0, failure.code, failure.message, {}))))
-            else:
-                route.source.exchange.post(encode(message_array(Abort(number, route.number))))
+            self._tell(watched, failure)
         for route in self._numbered.values():
             route.state = State.CLOSED
         self._opening = 0
         self._watched.clear()
         self._posts.clear()
+
+    def _tell(self, watched: _Watched, failure: Failure) -> None:
+        number, route = RELAYED | watched.transfer, watched.route
+        if self._session is route.source:
+            route.target.exchange.post(encode(message_array(Failed(number, 0, failure.code, failure.message, {}))))
+        else:
+            route.source.exchange.post(encode(message_array(Abort(number, route.number))))

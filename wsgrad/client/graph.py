@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 import weakref
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from wsgrad.client.buffer import BaseBuffer
 from wsgrad.client.recorders import refuse
 from wsgrad.client.recording import Recorder, memory_of
-from wsgrad.errors import DeviceError, LaunchError, LimitExceeded
+from wsgrad.client.session_graphs import new_id
+from wsgrad.client.shares import Crossings, Share
+from wsgrad.client.transfers import issuing
+from wsgrad.errors import DeviceError, LaunchError, LimitExceeded, WsgradError
 from wsgrad.graph.part import part_array
 from wsgrad.graph.plan import Plan
 from wsgrad.graph.substitution import Placement
@@ -24,23 +25,10 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from wsgrad.client.async_face import AsyncDevice
-    from wsgrad.client.base import BaseDevice, BaseServer
+    from wsgrad.client.base import BaseDevice
     from wsgrad.client.blocking import Device
     from wsgrad.client.queue import Queue
     from wsgrad.client.waits import Wait
-
-_ISSUING: Final = threading.Lock()
-"""Held while something is issued on several servers, so that all of them see it in one order."""
-
-
-@dataclass(slots=True)
-class _Share:
-    """What one server has of a graph: its id there, and the queues, each with its device."""
-
-    graph: int
-    server: BaseServer[Any]
-    queues: list[tuple[BaseDevice[Any, Any], Queue]]
-    last: dict[Queue, int]
 
 
 class BaseGraph:
@@ -53,7 +41,9 @@ class BaseGraph:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._plan: Plan | None = None
-        self._shares: list[_Share] = []
+        self._graph = 0
+        self._shares: list[Share] = []
+        self._crossings: Crossings | None = None
         self._freed = False
         self._released: list[weakref.finalize[Any, Any]] = []
 
@@ -100,12 +90,20 @@ class BaseGraph:
 
     def _finish(self) -> None:
         """Plan what was recorded and give each server its part."""
-        recorder = self._recorder
-        plan = Plan(recorder.recording)
+        plan = Plan(self._recorder.recording)
+        with issuing():
+            self._record(plan)
+        self._plan = plan
+
+    def _record(self, plan: Plan) -> None:
+        """Give each server its part; called while `issuing`."""
+        recorder, graph = self._recorder, new_id()
+        servers = [devices[0]._server for devices in recorder.devices]
+        crossings = Crossings(plan, servers)
+        shares: list[Share] = []
         for number, part in plan.parts.items():
-            server = recorder.devices[number][0]._server
-            array = part_array(part)
-            data = encode(array)
+            server = servers[number]
+            data = encode(part_array(part))
             if len(data) > CHUNK_BYTES:
                 raise LimitExceeded(
                     f"a graph of {len(recorder.recording.items)} items takes {len(data)} bytes, more than "
@@ -113,28 +111,44 @@ class BaseGraph:
                     details={"nbytes": len(data), "limit": CHUNK_BYTES},
                 )
             devices = [recorder.devices[number][device.index] for device in part.devices]
-            share = _Share(0, server, [], {})
+            share = Share(number, server, [])
             handles = [(buffer, recorder.handles[buffer]) for buffer in part.buffers]
             bindings = [[buffer, handle.id] for buffer, handle in handles if handle is not None]
+            routes = crossings.rows(number)
 
             def record(
-                share: _Share = share,
+                share: Share = share,
                 devices: list[BaseDevice[Any, Any]] = devices,
                 bindings: list[list[int]] = bindings,
+                routes: list[list[int]] = routes,
                 data: bytes = data,
             ) -> None:
                 session = share.server._session
                 session.check()
                 share.queues = [(device, device._usable_queue()) for device in devices]
                 queues = {recorder.places[device].index: queue for device, queue in share.queues}
-                share.graph = session.graphs.record(plan, recorder.lines, queues, bindings, data)
+                session.graphs.record(graph, plan, recorder.lines, queues, bindings, routes, data)
 
             server._call(record)
-            self._shares.append(share)
-            released = weakref.finalize(self, server._session.graphs.released.append, share.graph)
+            shares.append(share)
+            released = weakref.finalize(self, server._session.graphs.released.append, graph)
             released.atexit = False
             self._released.append(released)
-        self._plan = plan
+        self._graph, self._shares, self._crossings = graph, shares, crossings
+
+    def _record_again(self, plan: Plan) -> None:
+        """A link between its servers broke: give them their parts anew, with another one."""
+        for number in plan.recording.touched:
+            handle = self._recorder.handles[number]
+            if handle is None or handle.freed:
+                raise DeviceError(
+                    f"{self!r} can't run any more: a link between its servers broke after its buffer "
+                    f"{plan.recording.buffers[number].name} was freed; record it again"
+                )
+        for released in self._released:
+            released()
+        self._released.clear()
+        self._record(plan)
 
     # -- running
 
@@ -174,18 +188,44 @@ class BaseGraph:
         for share in self._shares:
             for device, _ in share.queues:
                 device._make_room()
-        several = len(self._shares) > 1
-        with _ISSUING if several else contextlib.nullcontext():
+        if len(self._shares) == 1:
+            self._issue_on(self._shares[0], plan, bindings, values, 0)
+            return
+        with issuing():
+            # Looked at before any is issued: the others would wait for what one of them never sends.
             for share in self._shares:
-                buffers = plan.parts[self._recorder.places[share.queues[0][0]].server].buffers
-                mine: list[list[object]] = [[number, *bound] for number, bound in bindings.items() if number in buffers]
+                share.server._session.check()
+            crossings = self._crossings
+            assert crossings is not None
+            if crossings.broken:
+                self._record_again(plan)
+                crossings = self._crossings
+                assert crossings is not None
+            transfer = crossings.take_transfers()
+            error: WsgradError | None = None
+            for share in self._shares:
+                try:
+                    self._issue_on(share, plan, bindings, values, transfer)
+                except WsgradError as exc:
+                    error = exc  # its session has ended this moment: those who wait for it are told below
+                    share.last = {queue: 0 for _, queue in share.queues}
+            crossings.watch(transfer, {share.number: share.by_index(self._recorder.places) for share in self._shares})
+            if error is not None:
+                raise error
 
-                def run(share: _Share = share, mine: list[list[object]] = mine) -> None:
-                    session = share.server._session
-                    session.check()
-                    share.last = session.graphs.run(share.graph, mine, values, share.queues[0][0]._line())
+    def _issue_on(
+        self, share: Share, plan: Plan, bindings: Mapping[int, tuple[int, int]], values: list[int], transfer: int
+    ) -> None:
+        buffers = plan.parts[share.number].buffers
+        mine: list[list[object]] = [[number, *bound] for number, bound in bindings.items() if number in buffers]
 
-                share.server._call(run)
+        def run() -> None:
+            session = share.server._session
+            session.check()
+            line = share.queues[0][0]._line()
+            share.last = session.graphs.run(self._graph, mine, values, line, transfer=transfer)
+
+        share.server._call(run)
 
     def _bindings(self, plan: Plan, substitutions: Mapping[Any, Any]) -> dict[int, tuple[int, int]]:
         """What stands for which buffers: the id and an offset, by number."""

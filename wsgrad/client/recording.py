@@ -98,11 +98,6 @@ class Recorder:
         if not to.nbytes:
             return
         device, other = self.places[target._device], self.places[source._device]
-        if device.server != other.server:
-            raise LaunchError(
-                f"{source!r} and {target!r} are on different servers: a copy between servers can't be recorded; "
-                "do it between two graphs"
-            )
         if device == other:
             self._add(items.Copy(device, to, whence), target._device)
         else:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from wsgrad.client.outbox import Joint
 from wsgrad.graph.explain import what
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
     from wsgrad.client.waits import Failure
     from wsgrad.graph.plan import Plan
     from wsgrad.transport.link import Link
+
+_ids: Final = itertools.count(1)
+
+
+def new_id() -> int:
+    """The id of a new graph, the same on all its servers, so that each can name what failed on another."""
+    return next(_ids)
 
 
 class SessionGraphs:
@@ -34,41 +42,49 @@ class SessionGraphs:
         self.known: dict[int, tuple[Plan, list[str], list[Queue]]] = {}
         self.forgotten: Callable[[int], None] | None = None
         self._link = link
-        self._next = 0
 
     def record(
         self,
+        graph: int,
         plan: Plan,
         lines: list[str],
         queues: Mapping[int, Queue],
         bindings: Sequence[Sequence[int]],
+        routes: Sequence[Sequence[int]],
         data: bytes,
-    ) -> int:
+    ) -> None:
         """Send a graph's part.
 
         Args:
+            graph: its id, higher than those that were recorded before it.
             plan: of the whole graph.
             lines: where each item was issued, or nothing.
             queues: by the index of their devices in the part.
             bindings: `[buffer number, buffer]` pairs.
+            routes: `[server, the way there, the way from there]` for each server that it exchanges bytes with.
             data: the part in CBOR.
-
-        Returns:
-            The graph's id in this session.
         """
-        self._next += 1
-        self.known[self._next] = plan, lines, list(queues.values())
+        self.known[graph] = plan, lines, list(queues.values())
         pairs: list[list[object]] = [[index, queue.number] for index, queue in queues.items()]
-        record = Record(self._next, pairs, [list(binding) for binding in bindings], [])
+        record = Record(graph, pairs, [list(row) for row in bindings], [list(row) for row in routes])
         self._link.push(encode(message_array(record)), data)
-        return self._next
 
-    def run(self, graph: int, bindings: list[list[object]], values: Sequence[int], line: str) -> dict[Queue, int]:
-        """Issue a replay; returns which command it is on each queue."""
+    def run(
+        self, graph: int, bindings: list[list[object]], values: Sequence[int], line: str, *, transfer: int = 0
+    ) -> dict[Queue, int]:
+        """Issue a replay; returns which command it is on each queue.
+
+        Args:
+            graph: its id.
+            bindings: `[buffer number, buffer, offset]` for what is substituted.
+            values: of its variables.
+            line: where it was issued.
+            transfer: what the numbers of its sending steps are added to for the ids of transfers between servers.
+        """
         _, _, queues = self.known[graph]
         numbers = {queue: queue.joint_number(line) for queue in queues}
         pairs: list[list[object]] = [[queue.number, number] for queue, number in numbers.items()]
-        self._join(numbers, encode(message_array(Run(graph, pairs, bindings, list(values), 0))))
+        self._join(numbers, encode(message_array(Run(graph, pairs, bindings, list(values), transfer))))
         return numbers
 
     def flush(self) -> None:

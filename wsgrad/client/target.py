@@ -42,7 +42,10 @@ def target_of(url: str, *, token: str | None, cafile: str | None) -> Target:
     """
     endpoints = parse_endpoints(url)
     if len(endpoints) != 1:
-        raise InvalidUrl(f"one server is connected to at a time, {len(endpoints)} were given; connect to each")
+        raise InvalidUrl(
+            f"connect() and open_server() take one server, {len(endpoints)} were given; "
+            "wsgrad.connect_all() and wsgrad.open_all() take several"
+        )
     endpoint = endpoints[0]
     return Target(endpoint, token or endpoint.token or os.environ.get("WSGRAD_TOKEN") or None, cafile)
 

@@ -23,38 +23,15 @@ from wsgrad.transport.wakeup import Poll, Wakeup
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
     from wsgrad.transport.frames import Closed
+    from wsgrad.transport.waiting import Calls, Waited, Waiting
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 CLOSE_SECONDS = 2.0
 # After these the session may still be there; after any other close the server has ended it.
 _PASSING_CODES = frozenset({1001, 1006, 1011, 1012, 1013})
-
-
-class Waiting(Protocol):
-    """What a caller waits for."""
-
-    notify: Callable[[], object] | None
-
-    @property
-    def done(self) -> bool: ...
-
-
-class Waited(Waiting, Protocol[T_co]):
-    """What a caller waits for, may give up, and gets a result of."""
-
-    def withdraw(self) -> None: ...
-    def result(self) -> T_co: ...
-
-
-class Calls(Protocol):
-    """Measures the calls of users."""
-
-    def calling(self) -> AbstractContextManager[None]: ...
 
 
 class Driven(Served, Protocol):
