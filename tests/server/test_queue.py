@@ -1,7 +1,7 @@
 """Queues: order whatever holds them, bounds on what is kept, and replies that are believed only where they fit."""
 
 import pytest
-from heart import NOTHING, Queue, serving
+from heart import NOTHING, Queue, eventually, serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -108,6 +108,27 @@ async def test_a_client_that_sends_far_beyond_its_window_loses_its_session(serve
         closed = await client.wait_closed()
         assert closed.code == 1008
         assert "without acknowledgement" in closed.reason
+
+
+async def test_refusals_that_a_busy_node_can_not_take_yet_take_no_more_memory_than_what_was_sent(server):
+    async with server.client() as client, server.client() as other:
+        queue, second = await client.open(), await other.open()
+        queue.program(0, WAIT.replace("100000000", "400000000"), "wait", "p")
+        queue.batch(c.Alloc(1, 4))
+        await queue.done()
+        queue.launches([0, 0, 1], 1)
+        first = queue.next
+        for _ in range(400):
+            queue.batch(*[c.Read(9, 0, 4)] * 60)
+        (session, _) = server.hub._sessions.values()
+        second.batch(c.Alloc(1, 4))
+        await eventually(lambda: client.link.unsent_bytes == 0 and session._queues[1]._in.held > 400 * 60)
+        assert await second.read(1, 0, 4) == bytes(4)
+        assert len(session._queues[1]._feed._items) < 1200
+        failed = await queue.failure()
+        assert failed.number == first
+        queue.batch(c.Clear(first))
+        assert await queue.read(1, 0, 4) == b"\1\0\0\0"
 
 
 async def test_an_aborted_upload_counts_as_done(server):

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _STEP: Final = 16
 """Messages to the node before others get a turn."""
+_MAX_ITEMS: Final = 1024
 _NOTHING: Final = memoryview(b"")
 _MAX_TRANSFER: Final = (1 << 32) - 1
 
@@ -92,6 +93,11 @@ class Feed:
     def __bool__(self) -> bool:
         """Whether something waits."""
         return bool(self._items) or self.receiving
+
+    @property
+    def busy(self) -> bool:
+        """Whether so much waits that nothing more should be looked at: a refusal is larger than what it refuses."""
+        return len(self._items) >= _MAX_ITEMS
 
     @property
     def receiving(self) -> bool:

@@ -85,8 +85,8 @@ class Intake:
         if not self.credit:
             raise ProtocolError(f"a chunk for queue {self._queue} without credit")
 
-    def admit(self, message: Submitted, raw: bytes, bulk: memoryview) -> Waiting | None:
-        """Count a message in. Returns it if it may be worked off now; otherwise it waits in order.
+    def admit(self, message: Submitted, raw: bytes, bulk: memoryview, *, busy: bool) -> Waiting | None:
+        """Count a message in. Returns it if it may be worked off now; otherwise, or if `busy`, it waits in order.
 
         Raises:
             ProtocolError: a chunk without credit, or more than a queue may hold.
@@ -109,7 +109,7 @@ class Intake:
             return None
         waiting = Waiting(message, raw, bulk, nbytes)
         # A source was asked for: what holds the others may be waiting for it.
-        held = type(message) is Reopen or (type(message) is GraphRun and not message.ready)
+        held = busy or type(message) is Reopen or (type(message) is GraphRun and not message.ready)
         if type(message) is Source or (not self.waiting and not held):
             return waiting
         self.waiting.append(waiting)

@@ -143,7 +143,7 @@ class Queue:
         """
         if type(message) is Chunk:
             self._feed.submitted()
-        now = self._in.admit(message, raw, _NOTHING if bulk is None else bulk)
+        now = self._in.admit(message, raw, _NOTHING if bulk is None else bulk, busy=self._feed.busy)
         if self.trace is not None:
             self.trace.received(message)
         if now is None:
@@ -161,7 +161,7 @@ class Queue:
         budget = SLICE
         while waiting and budget > 0:
             message = waiting[0].message
-            if type(message) is Reopen and not self._may_reopen():
+            if self._feed.busy or (type(message) is Reopen and not self._may_reopen()):
                 break
             if type(message) is GraphRun and not message.ready:
                 break

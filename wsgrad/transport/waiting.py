@@ -1,4 +1,4 @@
-"""What the blocking driver needs of what a caller waits for, and of what measures calls; it waits for nothing itself."""
+"""What the blocking driver needs of what a caller waits for, and of what measures calls; it waits for nothing."""
 
 from __future__ import annotations
 
