@@ -263,7 +263,7 @@ class LocalPort(Port):
                 if self.closed:
                     return
                 if moved:
-                    break
+                    await trio.lowlevel.checkpoint()
 
     def expect_answer(self) -> None:
         sock = self._socket
