@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from wsgrad.client.waits import Failure, Wait, settled
 from wsgrad.transport.cbor import encode
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from wsgrad.client.base import BaseDevice
     from wsgrad.client.core import Session
     from wsgrad.client.queue import Queue
+
+_LOOKED_AT: Final = 64
+"""So many events that nobody holds, besides those that are new, may turn out to be needed before a flush stops."""
+_MAX_RELEASED: Final = 8192
+"""So many ids fit into one message."""
 
 
 class Known:
@@ -148,7 +153,7 @@ class SessionEvents:
     def __init__(self, session: Session) -> None:
         self.dropped: deque[Known] = deque()
         self._session = session
-        self._going: list[Known] = []
+        self._going: deque[Known] = deque()
         self._next = 0
 
     def signal(self, queue: Queue, line: str) -> Signalled:
@@ -174,18 +179,24 @@ class SessionEvents:
 
     def flush(self) -> None:
         """Let the server forget events that no command will name any more."""
-        while self.dropped:
+        new = len(self.dropped)
+        for _ in range(new):
             event = self.dropped.popleft()
             if isinstance(event, Signalled):
                 event.release()
             self._going.append(event)
-        if self._going:
-            going, self._going = self._going, []
-            gone: list[Known] = []
-            for event in going:
-                (gone if event.may_go else self._going).append(event)
-            if gone:
-                self._session.link.push(encode(message_array(Release([event.identity for event in gone]))))
+        gone: list[int] = []
+        # Not all of them each time: this is called often, and thousands may wait for their commands to run.
+        kept, most = 0, min(len(self._going), new + _LOOKED_AT)
+        while kept < most and self._going and len(gone) < _MAX_RELEASED:
+            event = self._going.popleft()
+            if event.may_go:
+                gone.append(event.identity)
+            else:
+                kept += 1
+                self._going.append(event)
+        if gone:
+            self._session.link.push(encode(message_array(Release(gone))))
 
     def _take(self) -> int:
         self._next += 1

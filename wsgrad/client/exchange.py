@@ -82,6 +82,7 @@ class Exchange:
         self._broken: dict[str, Route] = {}
         self._opening = 0
         self._watched: dict[int, _Watched] = {}
+        self._under_way: dict[Route, int] = {}
 
     @property
     def posted(self) -> bool:
@@ -93,10 +94,13 @@ class Exchange:
         """Whether another session needs what this server says, although no caller may be waiting for it."""
         if self._opening:
             return True
-        if self._watched:
-            for watched in [watched for watched in self._watched.values() if watched.done]:
-                del self._watched[watched.transfer]
-        return any(watched.route.state is not State.OPEN for watched in self._watched.values())
+        # Only the oldest is looked at: this is asked often, and there may be thousands.
+        while self._watched:
+            transfer, watched = next(iter(self._watched.items()))
+            if not watched.done:
+                break
+            self._forget(transfer, watched)
+        return any(route.state is not State.OPEN for route in self._under_way)
 
     def post(self, head: bytes, bulk: memoryview | None = None) -> None:
         """Another session has something for this server. From any thread."""
@@ -168,6 +172,7 @@ class Exchange:
             self._tell(watched, self._session.ended)
             return
         self._watched[transfer] = watched
+        self._under_way[route] = self._under_way.get(route, 0) + 1
         if self._session is route.source:
             if route.state is State.OPENING:
                 route.issued += 1
@@ -190,7 +195,14 @@ class Exchange:
             route.state = State.CLOSED
         self._opening = 0
         self._watched.clear()
+        self._under_way.clear()
         self._posts.clear()
+
+    def _forget(self, transfer: int, watched: _Watched) -> None:
+        del self._watched[transfer]
+        self._under_way[watched.route] -= 1
+        if not self._under_way[watched.route]:
+            del self._under_way[watched.route]
 
     def _tell(self, watched: _Watched, failure: Failure) -> None:
         number, route = RELAYED | watched.transfer, watched.route
