@@ -261,7 +261,7 @@ class LocalPort(Port):
                 if self.closed:
                     return
                 if moved:
-                    break
+                    await trio.lowlevel.checkpoint()
 
     def _packet(self, packet: memoryview) -> bool:
         """Hand on one packet; whether it stood for bulk, which takes so long to move that others get a turn."""
