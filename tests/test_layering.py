@@ -21,7 +21,7 @@ LAYERS = {
     "devices": {
         "graph",
         "errors",
-        *(f"transport.{name}" for name in ("messages", "commands", "fields", "tracing", "cbor")),
+        *(f"transport.{name}" for name in ("messages", "commands", "express", "fields", "tracing", "cbor")),
     },
     "server": {"transport", "graph", "devices", "errors"},
     "client": {"transport", "graph", "errors"},

@@ -97,10 +97,10 @@ def test_a_hundred_launches_and_a_read_take_one_round_trip(url):
         polls = []
         original = server._driver.unlocked
 
-        def unlocked(function):
+        def unlocked(function, *arguments):
             if threading.current_thread() is threading.main_thread():
                 polls.append(1)
-            return original(function)
+            return original(function, *arguments)
 
         server._driver.unlocked = unlocked
         for _ in range(100):

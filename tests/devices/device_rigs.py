@@ -23,7 +23,7 @@ from wsgrad.devices.program_cache import ProgramCache
 from wsgrad.devices.ring import SLOT_BYTES, UPLOAD_SLOTS, Ring
 from wsgrad.devices.sandbox import detect_profile
 from wsgrad.errors import CompileError
-from wsgrad.transport import cbor
+from wsgrad.transport import cbor, express
 from wsgrad.transport import commands as c
 from wsgrad.transport import messages as m
 from wsgrad.transport.connection import Connection, Received
@@ -336,6 +336,12 @@ class ProcessRig(LoadingRig):
             bulk = packet[start:end]
         self._rest = packet[end:]
         return message, bulk
+
+    def ask(self, buffer, nbytes):
+        """Send a read in its fixed-width form; its number."""
+        self.number += 1
+        self.socket.send(express.request(self.queue, self.number, buffer, nbytes))
+        return self.number
 
     def silent(self):
         return not self._rest and not select.select([self.socket], [], [], 0)[0]

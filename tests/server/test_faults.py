@@ -17,6 +17,7 @@ from wsgrad.devices.ring import Ring
 from wsgrad.server import session, zygote
 from wsgrad.server.zygote import NodeProcess
 from wsgrad.transport import commands as c
+from wsgrad.transport import express
 from wsgrad.transport import messages as m
 from wsgrad.transport.cbor import encode
 
@@ -191,6 +192,7 @@ FORGED = {
     "no message": [b"\xff\xff"],
     "a message cut off": [b"\x83\x18"],
     "a good message and a bad one in one packet": [encode(m.message_array(m.Ack(1, 2))) + b"\x81\x08"],
+    "data nobody asked for in the short form": [express.answer(1, 2, 2, b"data")],
     "no array": [b"\x01"],
     "an unknown kind": [b"\x82\x18\x63\x01"],
     "nothing but repeated acks": [m.Ack(1, 2)] * 1100,

@@ -187,6 +187,7 @@ ACTIONS = st.lists(
         st.tuples(st.just("send"), st.lists(st.sampled_from(["read", "timed", "download", "plain"]), max_size=4)),
         st.tuples(st.just("ack"), st.integers(0, 40)),
         st.tuples(st.just("read"), st.integers(0, 40), st.integers(0, 3)),
+        st.tuples(st.just("answered"), st.integers(0, 40), st.integers(0, 3)),
         st.tuples(st.just("result"), st.integers(0, 40), st.one_of(st.floats(), st.none(), st.text(max_size=2))),
         st.tuples(
             st.just("chunk"), st.integers(0, 40), st.sampled_from([0, 1, 1 << 20]), st.sampled_from([1, 1 << 20])
@@ -229,6 +230,11 @@ def test_any_replies_are_taken_or_refused_and_reservations_come_out_even(actions
                     reserved -= freed
                 case ("read", which, nbytes):
                     reserved -= outstanding.read(which, nbytes) + nbytes + ANSWER_NBYTES
+                case ("answered", which, nbytes):
+                    done = outstanding.answered(which, nbytes)
+                    if done is not None:
+                        held -= done
+                        reserved -= nbytes + ANSWER_NBYTES
                 case ("result", which, value):
                     reserved -= outstanding.result(which, value) + ANSWER_NBYTES
                 case ("chunk", transfer, offset, nbytes):

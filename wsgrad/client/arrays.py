@@ -71,7 +71,7 @@ class Sink(Protocol):
     def destination(self, nbytes: int) -> memoryview | None:
         """Where the next `nbytes` bytes may be received, if they can be received straight into their place."""
 
-    def accept(self, data: memoryview) -> None:
+    def accept(self, data: memoryview | bytes) -> None:
         """These bytes have come: those of `destination`, or a copy elsewhere."""
 
 
@@ -118,12 +118,17 @@ class MemorySink:
         self.owner: object = memory.obj
         self._memory = memory
         self._position = 0
+        self._given: memoryview | None = None
 
     def destination(self, nbytes: int) -> memoryview | None:
-        return self._memory[self._position : self._position + nbytes]
+        self._given = self._memory[self._position : self._position + nbytes]
+        return self._given
 
-    def accept(self, data: memoryview) -> None:
-        self._position += len(data)
+    def accept(self, data: memoryview | bytes) -> None:
+        start = self._position
+        self._position = start + len(data)
+        if data is not self._given:
+            self._memory[start : self._position] = data
 
 
 class PieceSink:
@@ -138,7 +143,7 @@ class PieceSink:
     def destination(self, nbytes: int) -> memoryview | None:
         return None
 
-    def accept(self, data: memoryview) -> None:
+    def accept(self, data: memoryview | bytes) -> None:
         while data:
             if self._piece is None:
                 self._piece = next(self._pieces)

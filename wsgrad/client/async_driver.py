@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import trio
 
 from wsgrad.errors import ConnectionLost, ProtocolError, Unauthorized, WsgradError
+from wsgrad.transport import express
 from wsgrad.transport.connection import Connection
 from wsgrad.transport.handshake_trio import open_websocket
 from wsgrad.transport.messages import BULK_KINDS, SUBPROTOCOL
@@ -245,7 +246,12 @@ class AsyncDriver:
         except BaseException:
             await trio.aclose_forcefully(stream)
             raise
-        connection = Connection(client=True, bulk_kinds=BULK_KINDS, destination=self.session.destination)
+        connection = Connection(
+            client=True,
+            bulk_kinds=BULK_KINDS,
+            destination=self.session.destination,
+            shortcut=express.received,
+        )
         hello = self.session.hello()
         self.session.release = connection.release
         return TrioConnection(stream, connection, leftover=leftover, peer=endpoint.url), hello

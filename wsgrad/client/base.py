@@ -343,7 +343,9 @@ class BaseDevice(ABC, Generic[B, P]):
             LaunchError: inside a recording.
         """
         refuse(self, "a call that waits or reads")
-        queue = self._live_queue()
+        queue = self._queue
+        if queue is None or queue.gone or queue.unraised is not None or self._server._session.ended is not None:
+            queue = self._live_queue()
         queue.raise_unraised()
         return queue
 

@@ -17,6 +17,7 @@ from wsgrad.client.session_graphs import SessionGraphs
 from wsgrad.client.waits import Failure, Wait
 from wsgrad.errors import ProtocolError, WsgradError, error_code
 from wsgrad.transport.cbor import encode
+from wsgrad.transport.express import Answer
 from wsgrad.transport.link import Link
 from wsgrad.transport.messages import (
     VERSION,
@@ -290,6 +291,16 @@ class Session:
             self.trace.handling(self._handle, received)
 
     def _handle(self, received: Received) -> None:
+        answer = received.express
+        if type(answer) is Answer and self.attached and (asked := self._queues.get(answer.queue)) is not None:
+            # What a caller who waits for one value gets: half of the way below in a tenth of its steps.
+            if self.link.note_received(received.nbytes):
+                self._tell_seen()
+            asked.pending.on_read_data(answer.number, answer.data)
+            asked.on_ack(answer.acked)
+            if self._conditions:
+                self._settle_conditions()
+            return
         head = received.head
         parsed, self._parsed = self._parsed, None
         message = parsed[1] if parsed is not None and parsed[0] is head else parse_message(head)

@@ -149,10 +149,12 @@ class Pending:
             )
         return incoming.sink.destination(nbytes)
 
-    def on_read_data(self, number: int, data: memoryview) -> None:
-        """The answer to a small read, received where `read_destination` said."""
+    def on_read_data(self, number: int, data: memoryview | bytes) -> None:
+        """The answer to a small read, received where `read_destination` said or elsewhere."""
         incoming = self._reads.pop(number, None)
         if incoming is not None:
+            if len(data) != incoming.nbytes:
+                raise ProtocolError(f"a read of {incoming.nbytes} bytes was answered with {len(data)}")
             incoming.sink.accept(data)
             incoming.settle()
 

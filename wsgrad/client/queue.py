@@ -31,6 +31,7 @@ from wsgrad.transport.commands import (
     Write,
     command_array,
 )
+from wsgrad.transport.express import MAX_DATA, request
 from wsgrad.transport.messages import (
     INLINE_BYTES,
     MAX_WORDS_BYTES,
@@ -165,7 +166,13 @@ class Queue:
         incoming: Incoming[T]
         if nbytes <= INLINE_BYTES:
             incoming = Incoming(nbytes, sink, finish, lambda: self._withdraw_read(incoming, None))
-            incoming.number = self._append([Read.KIND, buffer, 0, nbytes], 48, line)
+            if self.launches:
+                self._take_launches()
+            if nbytes <= MAX_DATA and not self._batch:
+                incoming.number = self._take_number(line)
+                self.outbox.put(request(self.number, incoming.number, buffer, nbytes), None, incoming.number)
+            else:
+                incoming.number = self._append([Read.KIND, buffer, 0, nbytes], 48, line)
             self.pending.read(incoming)
         else:
             transfer = self._transfer()

@@ -148,6 +148,14 @@ class Executor:
         if self._runtime.trace is not None:
             self._runtime.trace.settle()
 
+    def read_now(self, number: int, buffer: int, nbytes: int) -> bytes | None:
+        """Run a read and return its bytes; None where `handle` must, as where something waits or has failed."""
+        busy = self.waiting or self._upload is not None or self._error is not None or self._runtime.trace is not None
+        if busy or (place := self._ranges.find(buffer, nbytes)) is None:
+            return None
+        self._done = self._acked = number
+        return self._runtime.read(*place, nbytes)
+
     @property
     def waiting(self) -> bool:
         """Whether the next message may have to wait, so that its bulk has to stay where it is."""

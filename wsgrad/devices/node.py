@@ -18,16 +18,17 @@ from wsgrad.devices.cpu import CpuRuntime
 from wsgrad.devices.executor import Executor
 from wsgrad.devices.ring import DOWNLOAD_SLOTS, Ring
 from wsgrad.errors import ProtocolError
-from wsgrad.transport import cbor
+from wsgrad.transport import cbor, express
 from wsgrad.transport import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from wsgrad.devices.native import Native
 
 PACKET_BYTES: Final = m.MAX_HEAD + m.MAX_WORDS_BYTES + 64
 EXIT_FAILED: Final = 70
+_SHORT_NBYTES: Final = 64
 _OWN_BYTES: Final = 512 << 20
 """Address space for the process itself on top of a session's memory: threads' stacks, tables, alignment of blocks."""
 
@@ -90,12 +91,23 @@ class Receiver:
         self._socket = sock
         self._buffer = bytearray(PACKET_BYTES)
         self._view = memoryview(self._buffer)
+        self._into = [self._view]
 
-    def receive(self) -> tuple[m.Message, memoryview | None, int | None] | None:
-        """The next message, its bulk (valid until the next call) and its descriptor; None when the peer has left."""
-        nbytes, ancillary, _, _ = self._socket.recvmsg_into([self._view], socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
-        if nbytes == 0:
-            return None
+    def receive(
+        self, shortcut: Callable[[bytes], bool] = lambda packet: False
+    ) -> tuple[m.Message, memoryview | None, int | None] | None:
+        """The next message, its bulk (valid until the next call) and its descriptor; None when the peer has left.
+
+        Packets that `shortcut` takes are not returned.
+        """
+        while True:
+            nbytes, ancillary, _, _ = self._socket.recvmsg_into(
+                self._into, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC
+            )
+            if nbytes == 0:
+                return None
+            if nbytes > _SHORT_NBYTES or ancillary or not shortcut(bytes(self._view[:nbytes])):
+                break
         fd = None
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS and len(data) >= 4:
@@ -162,11 +174,23 @@ def _serve(sock: socket.socket, ring_fd: int, native: Native, options: Mapping[s
         outlet=RingOutlet(ring, attach.queue, send),
         progress=progress,
     )
+
+    def answer(packet: bytes) -> bool:
+        # A read of an idle queue: what is below takes three times as long (20 against 60 µs, measured).
+        request = express.read_request(packet)
+        if request is None or request.queue != attach.queue or not 0 < request.nbytes <= express.MAX_DATA:
+            return False
+        data = executor.read_now(request.number, request.buffer, request.nbytes)
+        if data is None:
+            return False
+        sock.send(express.answer(request.queue, request.number, request.number, data))
+        return True
+
     send(m.Result(attach.queue, 0, runtime.describe()), None)
     while True:
         send.flush()
         ring.set_progress(0, False)
-        received = receiver.receive()
+        received = receiver.receive(answer)
         if received is None:
             return
         message, bulk, fd = received

@@ -81,6 +81,11 @@ class Ranges:
             raise DeviceError(f"bytes {offset} to {offset + nbytes} are outside buffer {buffer} of {held.nbytes} bytes")
         return held.base.memory, held.offset + offset
 
+    def find(self, buffer: int, nbytes: int) -> tuple[int, int] | None:
+        """Where the first bytes of a buffer or view are; None if it is not there or has not so many."""
+        held = self._ranges.get(buffer)
+        return None if held is None or nbytes > held.nbytes else (held.base.memory, held.offset)
+
     def clear(self) -> None:
         """Forget all ids; the memory is the runtime's to free."""
         self._ranges.clear()

@@ -21,7 +21,7 @@ from wsgrad.errors import DeviceLost, ProtocolError
 from wsgrad.server.outstanding import InvalidReply
 from wsgrad.server.port import Loss, Owner, Port
 from wsgrad.server.watchdog import Watchdog
-from wsgrad.transport import cbor
+from wsgrad.transport import cbor, express
 from wsgrad.transport.messages import INLINE_BYTES, Load, ReadData, Slot, Spans, message_array
 from wsgrad.transport.tracing import MAX_SPANS_NBYTES
 
@@ -40,6 +40,7 @@ _EXPECT_SECONDS: Final = 200e-6
 """How long everybody waits for the answer of a node that was idle; a turn of the event loop costs about as much."""
 _SELECT_FDS: Final = 1024
 """What select takes; poll takes any descriptor, but waits for whole milliseconds."""
+_SHORT_NBYTES: Final = 64
 _END_SECONDS: Final = 2.0
 _OPEN_SECONDS: Final = 30.0
 _WHAT: Final = {
@@ -289,17 +290,20 @@ class LocalPort(Port):
         return True
 
     def expect_answer(self) -> None:
-        sock = self._socket
-        if sock.fileno() >= _SELECT_FDS:
+        sock, fd = self._socket, self._socket.fileno()
+        if self._backlog or fd >= _SELECT_FDS or not select.select((fd,), (), (), _EXPECT_SECONDS)[0]:
             return
-        if not self._backlog and select.select((sock,), (), (), _EXPECT_SECONDS)[0]:
-            try:
-                nbytes = sock.recv_into(self._buffer)
-                self._packet(self._buffer[:nbytes])
-            except OSError:
-                pass  # the reader sees it too
-            except InvalidReply as error:
-                self._refuse(error)
+        try:
+            nbytes = sock.recv_into(self._buffer)
+            if nbytes <= _SHORT_NBYTES:
+                answer = express.read_answer(bytes(self._buffer[:nbytes]))
+                if answer is not None and self.owner.answered(self, answer):
+                    return
+            self._packet(self._buffer[:nbytes])
+        except OSError:
+            pass  # the reader sees it too
+        except InvalidReply as error:
+            self._refuse(error)
 
     def _packet(self, packet: memoryview) -> bool:
         """Work off a packet; whether a message stood for bulk, which takes so long to move that others get a turn."""

@@ -91,6 +91,11 @@ class Outstanding:
         """Whether the data of a read is still to come."""
         return bool(self._reads)
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way, and nothing but what was not submitted yet will be."""
+        return self.acked == self.sent and not self.downloads
+
     def restart(self, number: int) -> int:
         """Forget all that was sent: all up to `number` counts as done. Returns the bytes that answers had reserved."""
         freed = sum(nbytes + ANSWER_NBYTES for _, nbytes in self._reads) + len(self._timed) * ANSWER_NBYTES
@@ -155,6 +160,21 @@ class Outstanding:
             freed += self._reads.popleft()[1] + ANSWER_NBYTES
         self._reads.popleft()
         return freed
+
+    def answered(self, number: int, nbytes: int) -> int | None:
+        """Take the data of a read that is all that is under way, with its acknowledgement.
+
+        Returns:
+            Bytes of its message, or None where it is not that.
+        """
+        if number != self.sent or len(self._messages) != 1 or self._timed or self.downloads:
+            return None
+        if len(self._reads) != 1 or self._reads[0] != (number, nbytes):
+            return None
+        self._reads.clear()
+        self.acked = number
+        self._idle_acks = 0
+        return self._messages.pop().nbytes
 
     def result(self, number: int, value: object) -> int:
         """Check the seconds of a timed launch. Returns bytes reserved for earlier ones without an answer."""

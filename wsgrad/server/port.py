@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wsgrad.server.programs import Job
+    from wsgrad.transport.express import Answer
     from wsgrad.transport.messages import Message, Program, Slot
 
 
@@ -66,6 +67,9 @@ class Owner(Protocol):
     def lost(self, port: Port, loss: Loss) -> None: ...
 
     def reply(self, port: Port, array: list[object], raw: bytes, bulk: memoryview | None) -> None: ...
+
+    def answered(self, port: Port, answer: Answer) -> bool:
+        """The answer to the only read that is under way; returns whether it is that, else `reply` decides."""
 
     def hold_back(self) -> None:
         """Let what is owed to the client gather until `let_go`, so that it goes out in one piece."""

@@ -1,8 +1,7 @@
 """One device in one session: commands in issue order to the node, replies back; it does no I/O of its own.
 
-Commands are checked when they come and given to the queue's feed, which keeps them in order while something holds them.
-Replies are checked against what was asked; what the client is owed is pushed to its session, chunks of transfers go on
-to the other end. Nothing here waits.
+Commands are checked as they come and given to the feed, which keeps them in order while something holds them. Replies
+are checked against what was asked; what the client is owed is pushed to its session. Nothing here waits.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from wsgrad.server.journal import Journal
 from wsgrad.server.loads import Loads
 from wsgrad.server.outstanding import ANSWER_NBYTES, InvalidReply, Outstanding
 from wsgrad.server.port import Loss, Port, renumber
+from wsgrad.server.small_reads import SmallReads
 from wsgrad.server.submission import SLICE, CachedUpload, check_batch, check_launches
 from wsgrad.server.tables import Tables
 from wsgrad.server.trace import QueueTrace, check_trace
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from wsgrad.server.nodes import Device
     from wsgrad.server.session import Session
     from wsgrad.server.trace import SessionTrace
+    from wsgrad.transport.express import Request
 
 _NOTHING: Final = memoryview(b"")
 
@@ -71,6 +72,7 @@ class Queue:
 
     def __init__(self, session: Session, number: int, device: Device) -> None:
         self.session = session
+        self.hold_back, self.let_go = session.hold_back, session.let_go
         self.number = number
         self.device = device
         self.state = State.OPENING
@@ -80,6 +82,8 @@ class Queue:
         )
         self._in = Intake(number)
         self._out = Outstanding()
+        self._small = SmallReads(self, self._in, self._out, self._tables)
+        self.answered = self._small.answered
         self._cached = CachedUploads(
             number,
             session.blobs,
@@ -154,6 +158,10 @@ class Queue:
             self._feed.pump()
             if idle and self._out.reading and not self._feed and self._port is not None:
                 self._port.expect_answer()
+
+    def read_now(self, asked: Request, raw: bytes) -> bool:
+        """Take a batch of one small read the short way; returns False where `submit` must decide."""
+        return self.state is State.RUNNING and not self._feed and self._small.ask(self._port, asked, raw)
 
     def work(self) -> None:
         """Go on with what waits, for a moment; asks the session for another turn if need be."""
@@ -299,14 +307,6 @@ class Queue:
     def later(self) -> None:
         """The way to the node takes more now."""
         self.session.later(self)
-
-    def hold_back(self) -> None:
-        """Several replies come at once."""
-        self.session.hold_back()
-
-    def let_go(self) -> None:
-        """They have come."""
-        self.session.let_go()
 
     def span(self) -> tuple[int, int]:
         """The last command that is acknowledged, and the last that was sent."""

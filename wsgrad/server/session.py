@@ -23,6 +23,7 @@ from wsgrad.server.tables import Quota
 from wsgrad.server.trace import SessionTrace
 from wsgrad.server.transfers import Transfers
 from wsgrad.transport import cbor
+from wsgrad.transport.express import Request
 from wsgrad.transport.link import Link
 from wsgrad.transport.messages import (
     Abort,
@@ -231,7 +232,9 @@ class Session:
             self._stop_receiving()
             self._detached_at = trio.current_time()
 
-    def push(self, head: bytes, bulk: memoryview | None = None, on_seen: Callable[[], None] | None = None) -> None:
+    def push(
+        self, head: bytes, bulk: memoryview | bytes | None = None, on_seen: Callable[[], None] | None = None
+    ) -> None:
         """Send a numbered message to the client, now or when it is there again."""
         if self.ended.is_set():
             return
@@ -268,12 +271,14 @@ class Session:
             return
         trace = self.trace
         started = time.monotonic_ns() if trace is not None else 0
+        self.statistics.received += received.nbytes
+        asked = received.express
+        if type(asked) is Request and (queue := self._queues.get(asked.queue)) and queue.read_now(asked, received.raw):
+            self._note_received(connection, received)
+            return
         message = parse_message(received.head)
         if message.KIND >= 16:
-            self._active_at = trio.current_time()
-            if self._link.note_received(received.nbytes):
-                connection.send(cbor.encode(message_array(Seen(self._link.received))))
-        self.statistics.received += received.nbytes
+            self._note_received(connection, received)
         match message:
             case Chunk() | Abort() | Credit() | Ack() | Failed() if message.queue >= RELAYED:
                 self.routes.relayed(message, received.bulk)
@@ -313,6 +318,11 @@ class Session:
                 raise ProtocolError(f"a {type(message).__name__}, which no client sends inside a session")
         if trace is not None and trace is self.trace:
             trace.received(message, received.nbytes, started)
+
+    def _note_received(self, connection: TrioConnection, received: Received) -> None:
+        self._active_at = trio.current_time()
+        if self._link.note_received(received.nbytes):
+            connection.send(cbor.encode(message_array(Seen(self._link.received))))
 
     # -- queues
 

@@ -185,6 +185,11 @@ class Tables:
             case _:
                 assert_never(command)
 
+    def may_read(self, buffer: int, nbytes: int) -> bool:
+        """Whether a read of its first bytes would pass `check`."""
+        memory = self._memory.get(buffer)
+        return memory is not None and nbytes <= memory.nbytes
+
     def check_program(self, message: Program, source_nbytes: int) -> ProgramEntry:
         """Check a new program and note it.
 

@@ -142,7 +142,7 @@ class Daemon:
         if not driver.leader and (session.blocked or session.attentive or channel.stuck):
             fd = channel.fileno()
             poll.watch(fd, writing=channel.stuck)
-        ready = driver.unlocked(lambda: poll.wait(seconds))
+        ready = driver.unlocked(poll.wait, seconds)
         if fd >= 0:
             poll.forget(fd)
         session.asleep = False
@@ -150,7 +150,7 @@ class Daemon:
             self._wakeup.clear()
             if asleep and not session.posted:
                 # What was just issued waits a moment for company.
-                driver.unlocked(lambda: time.sleep(_FLUSH_SECONDS))
+                driver.unlocked(time.sleep, _FLUSH_SECONDS)
             self._quiet = 0
 
     def _reconnect(self) -> None:
@@ -166,7 +166,7 @@ class Daemon:
                 driver.end(ConnectionLost(f"{lost}; no new one within {session.grace_seconds:g} s"))
                 return
             try:
-                sock, leftover = driver.unlocked(lambda left=left: driver.dial(min(left, DIAL_SECONDS)))  # type: ignore[misc]
+                sock, leftover = driver.unlocked(driver.dial, min(left, DIAL_SECONDS))
             except ConnectionRefusedError:
                 driver.end(ConnectionLost(f"{lost}; nothing listens there now"))
                 return
@@ -174,7 +174,7 @@ class Daemon:
                 driver.end(exc)
                 return
             except (OSError, WsgradError):
-                driver.unlocked(lambda pause=pause: time.sleep(pause))  # type: ignore[misc]
+                driver.unlocked(time.sleep, pause)
                 pause = min(pause * 2, _LAST_RETRY_SECONDS)
                 continue
             if driver.closed or session.over:
@@ -199,7 +199,7 @@ class Daemon:
             poll = Poll()
             poll.watch(self._wakeup.fileno())
             poll.watch(channel.fileno(), writing=channel.stuck)
-            if self._wakeup.fileno() in driver.unlocked(lambda left=left, poll=poll: poll.wait(left)):  # type: ignore[misc]
+            if self._wakeup.fileno() in driver.unlocked(poll.wait, left):
                 self._wakeup.clear()
             driver.receive()
             driver.send()

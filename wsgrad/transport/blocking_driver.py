@@ -93,8 +93,8 @@ class BlockingDriver:
         self._followers: list[threading.Lock] = []
         self._wakeup = Wakeup()
         self._wakeup_fd = self._wakeup.fileno()
-        self._poll = Poll()  # of whoever leads
-        self._poll.watch(self._wakeup_fd)
+        self._poll = Poll()
+        self._polls_writing = False
         self._daemon = Daemon(self)
         session.wake = self._daemon.wake
         _drivers.add(self)
@@ -235,14 +235,14 @@ class BlockingDriver:
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
-    def unlocked(self, function: Callable[[], T]) -> T:
+    def unlocked(self, function: Callable[..., T], *arguments: object) -> T:
         """Do something that takes long without the lock."""
         me = threading.get_ident()
         entered = me in self._inside
         self._lock.release()
         self._inside.discard(me)
         try:
-            return function()
+            return function(*arguments)
         finally:
             if entered:
                 self._inside.add(me)
@@ -263,37 +263,31 @@ class BlockingDriver:
                 self._lead(waiting, deadline, shield)
 
     def _lead(self, waiting: Waiting, deadline: float | None, shield: Shield | None) -> None:
-        me = self.leader = threading.get_ident()
+        self.leader = threading.get_ident()
         wakeup, channel = self._wakeup, self.channel
         assert channel is not None
-        waiting.notify = lambda: None if threading.get_ident() == me else wakeup.set()
+        poll = self._poll
         if shield is not None:
             shield.wake = wakeup.set
-        poll, fd, watched = self._poll, channel.fileno(), channel.stuck
-        poll.watch(fd, writing=watched)
-        timeout: float | None = None
-
-        def wait() -> list[int]:
-            return poll.wait(timeout)
-
         try:
             while not waiting.done and self.channel is channel and (shield is None or not shield.caught):
-                if deadline is not None:
-                    timeout = deadline - time.monotonic()
-                    if timeout <= 0:
-                        return
-                if channel.stuck is not watched:
-                    watched = not watched
-                    poll.watch(fd, writing=watched)
-                ready = self.unlocked(wait)
+                timeout = None if deadline is None else deadline - time.monotonic()
+                if timeout is not None and timeout <= 0:
+                    return
+                if channel.stuck is not self._polls_writing:
+                    self._polls_writing = channel.stuck
+                    poll.watch(channel.fileno(), writing=channel.stuck)
+                # Others can settle it only while the lock is free; what this thread settles itself it need not be told.
+                waiting.notify = wakeup.set
+                ready = self.unlocked(poll.wait, timeout)
+                waiting.notify = None
                 if self._wakeup_fd in ready:
                     wakeup.clear()
                 if self.channel is channel:
                     self.receive()
-                    if self.session.link or not waiting.done:
+                    if channel.loaded or channel.stuck:
                         self.send()
         finally:
-            poll.forget(fd)
             waiting.notify = None
             if shield is not None:
                 shield.wake = None
@@ -324,6 +318,11 @@ class BlockingDriver:
     def attach(self, sock: socket.socket, leftover: bytes) -> None:
         """A new connection is there: say hello over it."""
         channel = self.channel = Channel(sock, self.session)
+        # For whoever leads: to make one for each wait would cost as much as polling.
+        self._poll = Poll()
+        self._poll.watch(self._wakeup_fd)
+        self._poll.watch(channel.fileno())
+        self._polls_writing = False
         self._guarded(lambda: channel.feed(leftover))
         self.send()
 

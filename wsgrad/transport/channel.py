@@ -10,6 +10,7 @@ import ssl
 import time
 from typing import TYPE_CHECKING, Protocol
 
+from wsgrad.transport import express
 from wsgrad.transport.cbor import encode
 from wsgrad.transport.connection import Connection, Received
 from wsgrad.transport.frames import Closed
@@ -56,7 +57,12 @@ class Channel:
         self._encrypted = isinstance(sock, ssl.SSLSocket)
         self._gathers = hasattr(sock, "sendmsg") and not self._encrypted
         self._session = session
-        self._connection = Connection(client=True, bulk_kinds=BULK_KINDS, destination=session.destination)
+        self._connection = Connection(
+            client=True,
+            bulk_kinds=BULK_KINDS,
+            destination=session.destination,
+            shortcut=express.received,
+        )
         session.release = self._connection.release
         self._out: list[bytes | memoryview] = []
         self._hello: bytes | None = session.hello()
@@ -67,6 +73,13 @@ class Channel:
     def stuck(self) -> bool:
         """Whether the socket has to become writable first."""
         return bool(self._out)
+
+    @property
+    def loaded(self) -> bool:
+        """Whether there may be something to send."""
+        return bool(
+            self._session.link or self._connection.owes_control or self._hello is not None or self._pong is not None
+        )
 
     def fileno(self) -> int:
         """The descriptor to wait for."""
@@ -93,11 +106,14 @@ class Channel:
             OSError: the connection is broken.
         """
         out = self._out
-        while out or self._load():
+        while out or (self.loaded and self._load()):
             try:
                 count = self._socket.sendmsg(out) if len(out) > 1 and self._gathers else self._socket.send(out[0])
             except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
                 return
+            if count == len(out[0]) and len(out) == 1:
+                out.clear()
+                continue
             done = 0
             for buffer in out:
                 if count < len(buffer):

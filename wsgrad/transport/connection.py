@@ -8,7 +8,6 @@ many came. Once the head is known, that place is the bulk's own destination, so 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
@@ -27,6 +26,7 @@ from wsgrad.transport.frames import (
     frame_header,
     masked_bytes,
 )
+from wsgrad.transport.received import Received as Received
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -41,6 +41,9 @@ _SMALL_NBYTES = 1 << 12
 # Below this, one write of a joined copy is cheaper than a gathering write of two pieces.
 _JOIN_NBYTES = 1 << 14
 
+# Up to here it is first offered to the shortcut.
+_SHORT_NBYTES = 64
+
 # What the next payload byte of the open message belongs to.
 _HEAD: Final = 0
 _BULK_HEAD: Final = 1
@@ -50,25 +53,9 @@ _NOTHING: Final = 3
 _EMPTY = memoryview(b"")
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """One whole message.
-
-    Attributes:
-        head: the decoded array; its first element is the kind, an integer.
-        bulk: the payload where the kind carries one: the destination's memory, or fresh memory of the receiver's own.
-        nbytes: size of the whole message in bytes, without WebSocket framing.
-        raw: the encoded head, for handing it on as it came.
-    """
-
-    head: list[object]
-    bulk: memoryview | None
-    nbytes: int
-    raw: bytes
-
-
 Event: TypeAlias = Received | Closed
 Destination: TypeAlias = Callable[[list[object], int], memoryview | None]
+Shortcut: TypeAlias = Callable[[bytes], Received | None]
 
 
 def _no_destination(head: list[object], nbytes: int) -> None:
@@ -89,6 +76,7 @@ class Connection:
         bulk_kinds: frozenset[int],
         max_bulk: int | Callable[[int], int] = MAX_BULK,
         destination: Destination = _no_destination,
+        shortcut: Shortcut | None = None,
     ) -> None:
         """Creates an end.
 
@@ -99,11 +87,14 @@ class Connection:
             destination: called as `destination(head, nbytes)` before a payload is received. It returns a writable view
                 of exactly `nbytes` bytes, or None for fresh memory; it may raise ProtocolError. What is in the view is
                 undefined until the message has come whole.
+            shortcut: tried first on the payload of a message of up to 64 bytes that came whole. What it returns is the
+                message; its bulk then lies in fresh memory, and `destination` is not asked.
         """
         self._framing = Framing(client=client)
         self._bulk_kinds = bulk_kinds
         self._max_bulk = max_bulk
         self._destination = destination
+        self._shortcut = shortcut
         self._staging = memoryview(bytearray(_STAGING_NBYTES))
         self._start = 0  # staged bytes not yet worked off: after each update only a part of a header or control frame
         self._end = 0
@@ -282,13 +273,15 @@ class Connection:
 
     def _whole_message(self, data: bytes) -> Received:
         """A small message that came whole in one frame, as nearly all commands and answers do: no state to keep."""
+        self._peek = False
+        if self._shortcut is not None and len(data) <= _SHORT_NBYTES and (received := self._shortcut(data)) is not None:
+            return received
         try:
             end = cbor.scan(data)
         except cbor.NeedMore:
             raise _inside_head() from None
         raw = data[:end]
         head = _checked_head(raw)
-        self._peek = False
         if head[0] not in self._bulk_kinds:
             if end != len(data):
                 raise _too_much_behind()
@@ -434,7 +427,8 @@ class Connection:
             ConnectionLost: the connection is closing.
         """
         framing = self._framing
-        framing.check_open()
+        if framing.close_sent or framing.close_received:
+            framing.check_open()
         if bulk is None:
             prefix = head
             body = _EMPTY
@@ -477,7 +471,13 @@ class Connection:
 
     def take_control(self) -> bytes:
         """Returns pongs and close frames that answer the peer, to be written before all else but inside no frame."""
-        return self._framing.take_control()
+        framing = self._framing
+        return framing.take_control() if framing.owes_control else b""
+
+    @property
+    def owes_control(self) -> bool:
+        """Whether `take_control` has something."""
+        return self._framing.owes_control
 
 
 def _checked_head(raw: bytes) -> list[object]:

@@ -238,10 +238,13 @@ class Framing:
         if not self.close_sent:
             self._queue_close(_close_payload(error.close_code, str(error)))
 
+    @property
+    def owes_control(self) -> bool:
+        """Whether control frames wait to be written."""
+        return self._pong is not None or self._close is not None
+
     def take_control(self) -> bytes:
         """Returns the control frames that wait to be written, and forgets them."""
-        if self._pong is None and self._close is None:
-            return b""
         out = b""
         if self._pong is not None:
             # Pings that came before the peer's close are still answered before ours; after our close nothing is.

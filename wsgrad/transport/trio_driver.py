@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import trio
 
 from wsgrad.errors import ProtocolError
+from wsgrad.transport import express
 from wsgrad.transport.cbor import encode
 from wsgrad.transport.connection import Connection, Received
 from wsgrad.transport.frames import Closed
@@ -112,7 +113,13 @@ class TrioConnection:
         def destination(head: list[object], nbytes: int) -> memoryview | None:
             return driven.destination(head, nbytes) if driven.destination is not None else None
 
-        connection = Connection(client=client, bulk_kinds=BULK_KINDS, max_bulk=max_bulk, destination=destination)
+        connection = Connection(
+            client=client,
+            bulk_kinds=BULK_KINDS,
+            max_bulk=max_bulk,
+            destination=destination,
+            shortcut=express.received,
+        )
         driven = cls(stream, connection, leftover=leftover, peer=peer)
         return driven
 
@@ -239,10 +246,17 @@ class TrioConnection:
             return True
         return False
 
+    @property
+    def _loaded(self) -> bool:
+        """Whether there may be something to send."""
+        return bool(
+            self.link or self._unsent or self._connection.owes_control or (self._closing and not self._close_sent)
+        )
+
     def _pump(self) -> bool:
         """Write to the descriptor what it takes. True: all is written; False: the writer task goes on."""
         written = rounds = 0
-        while self._pending or self._load():
+        while self._pending or (self._loaded and self._load()):
             try:
                 count = os.writev(self._fd, self._pending)
             except BlockingIOError:
@@ -259,6 +273,9 @@ class TrioConnection:
 
     def _consume(self, count: int) -> None:
         pending = self._pending
+        if len(pending) == 1 and count == len(pending[0]):
+            pending.clear()
+            return
         index = 0
         for buffer in pending:
             size = len(buffer)
