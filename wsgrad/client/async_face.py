@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import trio
 
 from wsgrad.client.async_driver import AsyncDriver
+from wsgrad.client.async_timeline import async_timeline
 from wsgrad.client.base import BaseDevice, BaseServer
 from wsgrad.client.blobs import MIN_CACHED
 from wsgrad.client.buffer import BaseBuffer
@@ -21,7 +22,6 @@ from wsgrad.client.graph import AsyncGraph
 from wsgrad.client.outbox import MAX_UNSENT
 from wsgrad.client.program import BaseProgram
 from wsgrad.client.target import AGENT, ROUTE, debugging, target_of, wanted_url
-from wsgrad.client.timeline import async_timeline
 from wsgrad.client.waits import settled
 from wsgrad.errors import ConnectionLost, LimitExceeded, WsgradError
 
