@@ -88,3 +88,13 @@ async def test_endless_work_is_not_waited_for_beyond_five_seconds_or_a_second_si
             assert time.monotonic() - start < (3.0 if signals == 2 else 9.0)
         with socket.create_server(("127.0.0.1", server.ready["port"])):
             pass
+
+
+def test_a_signal_that_comes_while_the_server_stops_by_itself_does_not_change_its_exit_status(tmp_path):
+    for attempt in range(3):
+        directory = tmp_path / str(attempt)
+        directory.mkdir()
+        with running_server(directory) as server:
+            server.reader.close()
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(20) == 0

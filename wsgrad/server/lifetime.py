@@ -29,6 +29,7 @@ DRAIN_SECONDS = 5.0
 """How long running commands may take when the server stops."""
 
 _log = logging.getLogger("wsgrad.server")
+_LAST_SIGNALS_SECONDS = 0.01
 
 
 async def serve(config: Config, tokens: Tokens, zygote: Zygote | None, tls: ssl.SSLContext | None) -> None:
@@ -56,6 +57,10 @@ async def serve(config: Config, tokens: Tokens, zygote: Zygote | None, tls: ssl.
             if patient:
                 await _drain(hub, signals)
             connections.cancel_scope.cancel()
+        with trio.move_on_after(_LAST_SIGNALS_SECONDS):
+            # What came meanwhile is obeyed already; left over, trio would deliver it again, and it would end us.
+            async for _ in signals:
+                pass
     _log.info("stopped")
 
 
