@@ -37,6 +37,7 @@ async def serve(config: Config, tokens: Tokens, zygote: Zygote | None, tls: ssl.
     Raises:
         OSError: the address can't be listened on, or a file of tokens can't be written.
     """
+    failure: OSError | None = None
     with trio.open_signal_receiver(*_signals()) as signals:
         listeners = await open_listeners(config.host, config.port)
         number = listeners[0].socket.getsockname()[1]
@@ -49,13 +50,18 @@ async def serve(config: Config, tokens: Tokens, zygote: Zygote | None, tls: ssl.
                     await port.serve(listeners, connections, task_status=task_status)
 
             await connections.start(accept)
-            with announced(config, tokens, number, hub.devices):
-                patient = await _wait_for_end(config, signals)
+            try:
+                with announced(config, tokens, number, hub.devices):
+                    patient = await _wait_for_end(config, signals)
+            except OSError as exc:  # raised outside the nurseries, which would wrap it into groups
+                failure, patient = exc, False
             accepting.cancel()
             port.drain()
             if patient:
                 await _drain(hub, signals)
             connections.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
     _log.info("stopped")
 
 
