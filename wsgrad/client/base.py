@@ -68,7 +68,7 @@ class Devices(Sequence[D]):
             return [self._server._device(str(row["id"])) for row in rows[key]]
         if isinstance(key, int):
             if not -len(rows) <= key < len(rows):
-                raise IndexError(f"device {key} of {self._server._offer()}")
+                raise IndexError(f"there is no device {key}; {self._server._offer()}")
             return self._server._device(str(rows[key]["id"]))
         for name in ("id", "label", "kind"):
             for row in rows:
