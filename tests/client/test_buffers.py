@@ -242,6 +242,13 @@ def test_a_buffer_of_another_session_is_copied_from_its_device(url, device):
         assert buffer.numpy().tolist() == [0, 1, 2, 3]
 
 
+def test_memory_that_was_given_back_serves_what_is_issued_next(device):
+    room = device.properties["memory"] * 2 // 3
+    for _ in range(3):
+        device.empty(room, np.uint8)
+    device.synchronize()
+
+
 def test_dropped_buffers_free_their_memory_on_the_device(url):
     with wsgrad.connect(url) as server:
         device = server.devices["cpu"]

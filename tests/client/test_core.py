@@ -97,6 +97,16 @@ def test_a_free_follows_the_launches_that_were_issued_before_it(wire, queue):
     assert commands(said) == [(2, Free(0))]
 
 
+def test_an_allocation_follows_the_frees_of_what_was_given_back_before_it(wire, queue):
+    for size in (64, 32):
+        buffer = queue.life.buffers.take()
+        handle = Handle(buffer, queue.life)
+        queue.alloc(buffer, size)
+        queue.launches.append(b"\1\0\0\0\0\0\0\0")
+        del handle
+    assert commands(wire.flush()) == [(1, Alloc(0, 64)), (3, Free(0)), (4, Alloc(1, 32)), (6, Free(1))]
+
+
 def test_an_id_is_used_again_only_after_its_free_was_acknowledged(wire, queue):
     ids = queue.life.buffers
     handle = Handle(ids.take(), queue.life)

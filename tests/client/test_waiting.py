@@ -59,6 +59,14 @@ def test_a_time_out_that_does_not_expire_changes_nothing(device):
     assert device.array([1, 2], timeout=10).numpy(timeout=10).tolist() == [1, 2]
     device.synchronize(timeout=10)
     device.flush(timeout=10)
+    for long in (1e7, 1e30, float("inf")):
+        assert device.array([1, 2], timeout=long).numpy(timeout=long).tolist() == [1, 2]
+
+
+def test_a_time_out_that_is_no_number_is_refused_before_anything_is_issued(device):
+    with pytest.raises(ValueError, match="timeout"):
+        device.array([1, 2], timeout=float("nan"))
+    device.synchronize()
 
 
 def test_nothing_but_waiting_waits(device, busy):

@@ -58,6 +58,7 @@ def test_errors_keep_line_and_column_and_show_no_path_of_this_machine(compiler):
         build(compiler, "void entry(void)\n{\n    return x;\n}")
     text = str(raised.value)
     assert "source.c:3:12: error:" in text
+    assert "    return x;" in text
     assert not re.search(r"/(usr|home|work|root|tmp|dev|zig)\b", text)
 
 

@@ -62,6 +62,17 @@ def test_it_ends_when_the_reader_of_its_ready_pipe_is_gone(tmp_path):
         assert "the reader of --ready-fd is gone" in server.log()
 
 
+def test_a_file_of_tokens_that_cannot_be_written_is_named_in_one_line(tmp_path):
+    done = run("--port", "0", *NO_DEVICE, "--ready-file", str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"wsgrad-serve: {tmp_path}: Is a directory"
+    done = run("--port", "0", *NO_DEVICE, HOME="/proc/nobody", XDG_RUNTIME_DIR="", XDG_STATE_HOME="")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("wsgrad-serve: /proc/nobody")
+    assert "Traceback" not in done.stderr
+    assert os.listdir(tmp_path) == []
+
+
 def test_it_ends_with_its_parent_even_on_kill_9(tmp_path):
     parent = f"""
 import os, subprocess, sys, time

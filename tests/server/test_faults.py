@@ -402,16 +402,39 @@ async def test_a_compile_of_a_devices_earlier_life_says_nothing_about_its_next(s
 
 async def test_a_session_that_ends_while_it_compiles_is_forgotten(server):
     programs = server.hub._programs
+    before = programs.compiled
     async with server.client() as client:
         queue = await client.open()
-        link, client.connection.link = client.connection.link, None
         queue.program(0, f"/* {id(client)} */" + NOTHING, "nothing", "")
+        await eventually(lambda: programs._at_once.borrowed_tokens)
         client.send(m.Bye())
-        client.connection.link = link
-        client.connection.wake()
         await client.wait_closed()
-        await eventually(lambda: programs.compiled and not programs._running)
+        await eventually(lambda: not programs._running)
+    assert programs.compiled == before + 1
     assert not programs._owners
+
+
+async def test_programs_that_a_session_leaves_behind_are_not_compiled(server):
+    programs = server.hub._programs
+    before = programs.compiled
+    holders = [object() for _ in range(int(programs._at_once.total_tokens))]
+    for holder in holders:
+        programs._at_once.acquire_on_behalf_of_nowait(holder)
+    async with server.client() as gone, server.client() as other:
+        sources = [f"/* {index} of {id(gone)} */" + NOTHING for index in range(20)]
+        queue, still = await gone.open(), await other.open()
+        for index, source in enumerate(sources):
+            queue.program(index, source, "nothing", "")
+        still.program(0, sources[7], "nothing", "")
+        await eventually(lambda: len(programs._running) == len(sources))
+        gone.send(m.Bye())
+        await gone.wait_closed()
+        for holder in holders:
+            programs._at_once.release_on_behalf_of(holder)
+        compiled, _ = await other.next(m.Compiled)
+        assert compiled.ok
+        await eventually(lambda: not programs._running)
+    assert programs.compiled == before + 1
 
 
 async def test_nothing_more_is_said_about_a_queue_that_was_closed(server):

@@ -24,7 +24,6 @@ from wsgrad.client.handle import Handle
 from wsgrad.client.program import BaseProgram
 from wsgrad.client.recorders import OPEN, recorder_of, refuse
 from wsgrad.errors import DeviceError, OutOfMemory
-from wsgrad.transport.commands import Alloc
 from wsgrad.transport.messages import INLINE_BYTES
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ class Devices(Sequence[D]):
             return [self._server._device(str(row["id"])) for row in rows[key]]
         if isinstance(key, int):
             if not -len(rows) <= key < len(rows):
-                raise IndexError(f"device {key} of {self._server._offer()}")
+                raise IndexError(f"there is no device {key}; {self._server._offer()}")
             return self._server._device(str(rows[key]["id"]))
         for name in ("id", "label", "kind"):
             for row in rows:
@@ -361,7 +360,7 @@ class BaseDevice(ABC, Generic[B, P]):
         recorder = recorder_of(self) if OPEN else None
         identity = queue.life.buffers.take()
         handle = Handle(identity, queue.life, nbytes=nbytes)
-        queue.command(Alloc(identity, nbytes), line=self._line())
+        queue.alloc(identity, nbytes, line=self._line())
         buffer = self._new_buffer(handle, handle, 0, shape, dtype)
         if recorder is not None:
             recorder.own(buffer)

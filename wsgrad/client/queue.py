@@ -19,6 +19,7 @@ from wsgrad.client.waits import Failure, Wait
 from wsgrad.errors import ProtocolError
 from wsgrad.transport.cbor import encode
 from wsgrad.transport.commands import (
+    Alloc,
     Clear,
     Command,
     Download,
@@ -122,6 +123,11 @@ class Queue:
     def command(self, command: Command, *, nbytes: int = 48, line: str = "") -> int:
         """Issue a command that takes about `nbytes` bytes in its message; returns its number."""
         return self._append(command_array(command), nbytes, line)
+
+    def alloc(self, buffer: int, nbytes: int, *, line: str = "") -> None:
+        """Issue an allocation, behind the frees of what was given back: its memory may be needed for this one."""
+        self._issue_frees()
+        self.command(Alloc(buffer, nbytes), line=line)
 
     def write(self, buffer: int, data: memoryview, *, line: str = "") -> None:
         """Issue a write of up to `INLINE_BYTES` bytes, which are copied."""
@@ -284,15 +290,20 @@ class Queue:
 
     def flush(self) -> None:
         """Put everything issued so far, frees included, into messages and send what may be sent."""
+        self._issue_frees()
+        self._close_all()
+        if self.outbox:
+            self.outbox.pump()
+
+    def _issue_frees(self) -> None:
+        if not self.life.freed:
+            return
         # Taken before the launches are: a launch precedes the free of its arguments.
-        freed = self.life.take_freed() if self.life.freed else ()
+        freed = self.life.take_freed()
         if self.launches:
             self._take_launches()
         for key in freed:
             self.life.freeing(key, self.command(Free(key) if key >= 0 else Drop(~key)))
-        self._close_batch()
-        if self.outbox:
-            self.outbox.pump()
 
     def _append(self, array: list[object], nbytes: int, line: str) -> int:
         if self.launches:

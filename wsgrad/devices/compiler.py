@@ -61,9 +61,10 @@ def full_source(source: str, entry: str, signature: str, *, alias: bool = False)
     if "\0" in source or _SURROGATE.search(source):
         raise CompileError("the source holds a zero byte or is not valid text")
     arguments = ", ".join(_SLOTS[letter].format(index) for index, letter in enumerate(signature))
-    before = "#define restrict\n#define __restrict\n#define __restrict__\n" if alias else ""
+    # Without need no line stands before the source: gcc reads the lines that it shows from the file by their number.
+    before = '#define restrict\n#define __restrict\n#define __restrict__\n#line 1 "source.c"\n' if alias else ""
     return (
-        f'{before}#line 1 "source.c"\n{source}\n#line 1 "{_SHIM_FILE}"\n'
+        f'{before}{source}\n#line 1 "{_SHIM_FILE}"\n'
         f'__attribute__((visibility("default"))) void {CALL}(void **p) {{ (void)p; {entry}({arguments}); }}\n'
     )
 

@@ -30,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a server to its end.
 
     Returns:
-        0 after a signal or when the reader of `--ready-fd` is gone; 1 where it could not listen or found no compiler.
+        0 after a signal or when the reader of `--ready-fd` is gone; 1 where it could not listen, found no compiler,
+            or could not write a file of tokens.
 
     Raises:
         SystemExit: status 2 for a wrong setting.
@@ -63,7 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except OSError as exc:
-        print(f"{PROGRAM}: {config.host} port {config.port}: {exc.strerror or exc}", file=sys.stderr)
+        where = exc.filename2 or exc.filename or f"{config.host} port {config.port}"
+        print(f"{PROGRAM}: {where}: {exc.strerror or exc}", file=sys.stderr)
         return 1
     finally:
         if zygote is not None:

@@ -171,7 +171,7 @@ class Gate:
         token = token_of(request)
         wanted = " or ".join(sorted(role.value for role in rule.roles))
         if token is None:
-            return _refuse(401, f"a {wanted} token is needed", ("WWW-Authenticate", "Bearer"), why="no token")
+            return _refuse(401, f"the {wanted} token is needed", ("WWW-Authenticate", "Bearer"), why="no token")
         role = self._tokens.role_of(token)
         if role is None:
             refusal = _refuse(401, "the token is wrong", ("WWW-Authenticate", 'Bearer error="invalid_token"'))

@@ -38,6 +38,7 @@ async def serve(config: Config, tokens: Tokens, zygote: Zygote | None, tls: ssl.
     Raises:
         OSError: the address can't be listened on, or a file of tokens can't be written.
     """
+    failure: OSError | None = None
     with trio.open_signal_receiver(*_signals()) as signals:
         listeners = await open_listeners(config.host, config.port)
         number = listeners[0].socket.getsockname()[1]
@@ -50,8 +51,11 @@ async def serve(config: Config, tokens: Tokens, zygote: Zygote | None, tls: ssl.
                     await port.serve(listeners, connections, task_status=task_status)
 
             await connections.start(accept)
-            with announced(config, tokens, number, hub.devices):
-                patient = await _wait_for_end(config, signals)
+            try:
+                with announced(config, tokens, number, hub.devices):
+                    patient = await _wait_for_end(config, signals)
+            except OSError as exc:  # raised outside the nurseries, which would wrap it into groups
+                failure, patient = exc, False
             accepting.cancel()
             port.drain()
             if patient:
@@ -61,6 +65,8 @@ async def serve(config: Config, tokens: Tokens, zygote: Zygote | None, tls: ssl.
             # What came meanwhile is obeyed already; left over, trio would deliver it again, and it would end us.
             async for _ in signals:
                 pass
+    if failure is not None:
+        raise failure
     _log.info("stopped")
 
 

@@ -37,12 +37,14 @@ class Job:
         done: whether it has ended.
         binary: the shared object, or None where it failed.
         messages: what the compiler said.
+        owners: those who still want it; without any it is not begun.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owner: object) -> None:
         self.done = False
         self.binary: bytes | None = None
         self.messages = ""
+        self.owners = {owner}
         self._callbacks: list[Callable[[Job], None]] = []
 
     def when_done(self, callback: Callable[[Job], None]) -> None:
@@ -88,20 +90,23 @@ class Programs:
         if known is not None:
             self._memory.move_to_end(key)
             self.cached += 1
-            job = Job()
+            job = Job(owner)
             job.finish(known, "")
             return job
         running = self._running.get(key)
         if running is not None:
+            running.owners.add(owner)
             return running
-        job = self._running[key] = Job()
+        job = self._running[key] = Job(owner)
         share = self._owners.setdefault(owner, trio.CapacityLimiter(self._per_owner))
         self._nursery.start_soon(self._run, job, key, message, source, share)
         return job
 
     def forget_owner(self, owner: object) -> None:
-        """An owner is gone."""
+        """An owner is gone: what it alone wanted and was not begun is not compiled any more."""
         self._owners.pop(owner, None)
+        for job in self._running.values():
+            job.owners.discard(owner)
 
     async def native(self) -> bytes:
         """The shared object of the native loop.
@@ -119,6 +124,9 @@ class Programs:
         try:
             text = full_source(source, message.entry, message.signature, alias=message.alias)
             async with share, self._at_once:
+                if not job.owners:
+                    messages = "nobody wanted the program any more when its turn came"
+                    return
                 try:
                     binary = await self._binary(text, seconds=self._seconds)
                 except DeviceLost:

@@ -8,6 +8,7 @@ at once. What happens while nobody waits, and after a drop, is the business of `
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -166,6 +167,8 @@ class BlockingDriver:
 
     def _run(self, start: Callable[[], Waited[T]], timeout: float | None) -> T:
         deadline = None if timeout is None else time.monotonic() + timeout
+        if deadline is not None and math.isnan(deadline):
+            raise ValueError("timeout= is nan; give seconds, or None to wait without end")
         shield = raise_shield()
         try:
             with self._entered(waiting=True), self._lock:
@@ -306,7 +309,9 @@ class BlockingDriver:
         self._followers.append(waiter)
         try:
             if shield is None or not shield.caught:
-                self.unlocked(lambda: waiter.acquire(timeout=-1 if timeout is None else timeout))
+                self.unlocked(
+                    lambda: waiter.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+                )
         finally:
             self._followers.remove(waiter)
             waiting.notify = None

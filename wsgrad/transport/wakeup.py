@@ -6,6 +6,9 @@ import contextlib
 import select
 import socket
 
+# A poll counts milliseconds in 32 bits; whoever has more time polls again.
+_LONG_SECONDS = 86_400.0
+
 
 class Wakeup:
     """A socket that a poll can wait for and anybody may make readable."""
@@ -61,10 +64,12 @@ class Poll:
         self._writing.discard(fd)
 
     def wait(self, seconds: float | None) -> list[int]:
-        """Return the descriptors that are ready or have failed; none after so many seconds."""
+        """Return the descriptors that are ready or have failed; none after so many seconds, or a day."""
         if self._poll is not None:
             # Rounded up: to wait for 0 ms over and over would burn the processor.
-            milliseconds = None if seconds is None else int(seconds * 1000) + 1
+            milliseconds = None if seconds is None else int(min(seconds, _LONG_SECONDS) * 1000) + 1
             return [fd for fd, _ in self._poll.poll(milliseconds)]
+        if seconds is not None:
+            seconds = min(seconds, _LONG_SECONDS)
         readable, writable, _ = select.select(self._reading, self._writing, [], seconds)
         return [*readable, *writable]
