@@ -97,6 +97,19 @@ async def test_a_queue_opened_inside_is_measured_from_its_first_command(server):
         assert compiled.end <= kernel.start
 
 
+async def test_a_compile_that_began_before_is_shown_from_the_beginning_of_the_timeline(server):
+    async with server.client() as client:
+        queue = await client.open()
+        start = time.monotonic_ns()
+        queue.program(1, f"void entry(void) {{}} // {time.time_ns()}", "entry", "")
+        client.send(m.Trace(1, True))
+        await queue.done()
+        spans, _ = await ended(client)
+        [compiled] = of(spans, SpanKind.COMPILING)
+        assert start < compiled.start <= min(span.start for span in spans)
+        assert compiled.start < compiled.end
+
+
 async def test_an_id_that_another_program_has_now_is_called_by_the_name_it_had(server):
     async with server.client() as client:
         queue = await client.open()
@@ -253,6 +266,21 @@ def record(kind=1, zero=0, name=4, queue=0, graph=0, step=0, unused=0, number=3,
         record(start=-(2**63), end=2**63 - 1),
         record(nbytes=2**53),
     ],
+    ids=[
+        "no records",
+        "too many",
+        "no kind",
+        "server's kind",
+        "client's kind",
+        "zero",
+        "unused",
+        "queue",
+        "not sent",
+        "number too large",
+        "ends before",
+        "too long ago",
+        "too many bytes",
+    ],
 )
 async def test_spans_that_no_honest_node_sends_cost_the_node_its_connection(server, bulk):
     async with asked(server) as (node, client, queue):
@@ -313,7 +341,7 @@ def test_the_ring_drops_the_oldest_and_counts():
     sent = []
     trace = SessionTrace(1, lambda head, bulk, seen: sent.append((head, bytes(bulk), seen)))
     for number in range(300_000):
-        trace.add(SpanKind.COPY, "copy", 0, 1, number=number)
+        trace.add(SpanKind.COPY, "copy", 0, time.monotonic_ns(), number=number)
     assert trace._ring_nbytes <= 4 << 20
     trace._pump()
     assert sum(len(bulk) for _, bulk, _ in sent) <= (1 << 20) + MAX_SPANS_NBYTES

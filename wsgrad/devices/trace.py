@@ -51,7 +51,7 @@ class DeviceTrace:
         self._struct = ctypes.create_string_buffer(_TRACE.size)
         self.address = ctypes.addressof(self._struct)
         self._graph = self._number = 0
-        self._sent_at = now()
+        self._began = self._sent_at = now()
         self._set(0)
 
     def replaying(self, graph: int, number: int) -> None:
@@ -76,8 +76,8 @@ class DeviceTrace:
             self.add(kind, start, number=number, nbytes=nbytes)
 
     def replayed(self, start: int, graph: int, number: int) -> None:
-        """Note a whole replay."""
-        self._note(SpanKind.REPLAY, start, 0, graph, 0, number, 0)
+        """Note a whole replay, as far as it belongs to the timeline: transfers may have held it for long."""
+        self._note(SpanKind.REPLAY, max(start, self._began), 0, graph, 0, number, 0)
 
     def flush(self, *, last: bool = False) -> None:
         """Send what there is."""

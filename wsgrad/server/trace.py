@@ -109,6 +109,11 @@ class SessionTrace:
         self._ending.set()
         self.ended()
 
+    @property
+    def ending(self) -> bool:
+        """Whether the client wants no more of it."""
+        return self._ending.is_set()
+
     def ended(self) -> None:
         """A queue has sent its last, or is gone."""
         if self._ending.is_set() and not any(queue.asked for queue in self.queues):
@@ -158,7 +163,8 @@ class SessionTrace:
         count: int = 0,
         nbytes: int = 0,
     ) -> None:
-        """Note a span."""
+        """Note a span, as far as it belongs here: a compile may have begun before."""
+        start = max(start, self.started)
         self._rows += RECORD.pack(kind, 0, self.name(name), queue, 0, count, 0, number, start, end, nbytes)
         if len(self._rows) >= MAX_SPANS_NBYTES:
             self._cut()
@@ -247,8 +253,9 @@ class QueueTrace:
 
     def opened(self) -> None:
         """The node is ready: it may be asked."""
-        self._port = port = self._owner._port
-        if port is not None:
+        port = self._owner._port
+        if port is not None and not self._sink.ending:
+            self._port = port
             port.traces.add(self.trace)
             port.align()
             port.send_message(Profile(port.number, self.trace, True))
