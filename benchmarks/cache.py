@@ -16,7 +16,7 @@ import numpy as np
 import wsgrad
 from benchmarks.processes import server_process
 from benchmarks.report import Figure, Report
-from benchmarks.shaped import ShapedLink, shaped_link
+from benchmarks.shaped import ShapedLink
 
 NBYTES = 256 << 20
 BYTES_PER_SECOND = 1e9 / 8
@@ -53,7 +53,7 @@ def measure(report: Report, *, nbytes: int, rounds: int) -> None:
         directory = Path(name) / "blobs"
         with (
             server_process(["--cache-dir", str(directory)]) as server,
-            shaped_link(server.url, bytes_per_second=BYTES_PER_SECOND) as link,
+            ShapedLink(server.url, bytes_per_second=BYTES_PER_SECOND) as link,
         ):
             off, _ = upload(link, data, cache=False)
             first, sent = upload(link, data, cache=True)
@@ -77,10 +77,7 @@ def main() -> None:
     options = parser.parse_args()
     report = Report("the cache of uploads")
     measure(report, nbytes=options.mib << 20, rounds=options.rounds)
-    if options.json:
-        report.write_json(options.json)
-    else:
-        report.print_table()
+    report.show(options.json)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import wsgrad
-from benchmarks.delayed import delayed_link
+from benchmarks.delayed import DelayedLink
 from benchmarks.processes import server_process
 from benchmarks.report import Figure, Report
 
@@ -72,7 +72,7 @@ def measure_replay(report: Report, device: wsgrad.Device, *, rounds: int) -> Non
 
 def measure_delay(report: Report, url: str, *, rounds: int) -> None:
     """Launches and one read over a link with a delay in each direction."""
-    with delayed_link(url, seconds=DELAY_SECONDS) as link, wsgrad.connect(link.url) as server:
+    with DelayedLink(url, seconds=DELAY_SECONDS) as link, wsgrad.connect(link.url) as server:
         device = server.devices[0]
         nothing = device.program(NOTHING, "nothing")
         word = device.zeros(1, np.int32)
@@ -163,10 +163,7 @@ def main() -> None:
     options = parser.parse_args()
     report = Report("graphs")
     measure(report, rounds=options.rounds, nbytes=options.mib << 20)
-    if options.json:
-        report.write_json(options.json)
-    else:
-        report.print_table()
+    report.show(options.json)
 
 
 if __name__ == "__main__":

@@ -89,10 +89,7 @@ def main() -> None:
     report.add(Figure("native words, layers", best(lambda: native_words(part.devices[0])), "ms"))
     new = {0: Placement(Device(0, 0), 4096, "new")}
     report.add(Figure("check a substitute", 1000 * best(lambda: plan.check_substitutions(new)), "µs"))
-    if options.json:
-        report.write_json(options.json)
-    else:
-        report.print_table()
+    report.show(options.json)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,13 @@ class Report:
         self.figures.append(figure)
         print(f"{figure.name}: {figure.value:.4g} {figure.unit} {figure.detail}", file=sys.stderr, flush=True)
 
+    def show(self, target: str | None) -> None:
+        """Write JSON to `target`, or print the table where there is none."""
+        if target:
+            self.write_json(target)
+        else:
+            self.print_table()
+
     def write_json(self, target: str) -> None:
         """Write all figures to a file, or to standard output for `-`."""
         rows = [{**asdict(figure), "reached": figure.reached} for figure in self.figures]

@@ -53,10 +53,7 @@ def main() -> None:
     options = parser.parse_args()
     report = Report("a ring of servers")
     measure(report, rounds=options.rounds)
-    if options.json:
-        report.write_json(options.json)
-    else:
-        report.print_table()
+    report.show(options.json)
 
 
 if __name__ == "__main__":

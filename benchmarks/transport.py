@@ -212,10 +212,7 @@ def main() -> None:
         server_memory(report, server)
         sessions(report, server, count=20)
     imports(report, rounds=11)
-    if arguments.json:
-        report.write_json(arguments.json)
-    else:
-        report.print_table()
+    report.show(arguments.json)
 
 
 if __name__ == "__main__":
