@@ -16,7 +16,8 @@ from wsgrad.transport.cbor import encode
 from wsgrad.transport.frames import Closed
 from wsgrad.transport.link import Link
 from wsgrad.transport.messages import Chunk, Credit, Seen, message_array
-from wsgrad.transport.trio_driver import DEAD_SECONDS, TrioConnection
+from wsgrad.transport.timing import DEAD_SECONDS
+from wsgrad.transport.trio_driver import TrioConnection
 
 MIB = 1 << 20
 

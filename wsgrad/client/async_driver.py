@@ -18,6 +18,7 @@ from wsgrad.transport import express
 from wsgrad.transport.connection import Connection
 from wsgrad.transport.handshake_trio import open_websocket
 from wsgrad.transport.messages import BULK_KINDS, SUBPROTOCOL
+from wsgrad.transport.timing import CLOSE_SECONDS, DIAL_SECONDS, FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, PASSING_CODES
 from wsgrad.transport.tls import check_fingerprint, client_ssl_context
 from wsgrad.transport.trio_driver import TrioConnection
 
@@ -32,15 +33,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CLOSE_SECONDS = 2.0
 _TICK_SECONDS = 1.0
 _FLUSH_SECONDS = 0.001
 _AWAKE_ROUNDS = 20
-_DIAL_SECONDS = 10.0
-_FIRST_RETRY_SECONDS = 0.02
-_LAST_RETRY_SECONDS = 1.0
-# After these the session may still be there; after any other close the server has ended it.
-_PASSING_CODES = frozenset({1001, 1006, 1011, 1012, 1013})
 
 
 class AsyncDriver:
@@ -191,7 +186,7 @@ class AsyncDriver:
             session.detached()
         if closed is None or session.over or self._closing:
             return ""
-        if closed.code in _PASSING_CODES:
+        if closed.code in PASSING_CODES:
             return closed.reason or "it ended"
         reason = f"the server closed the connection ({closed.code}): {closed.reason or 'no reason given'}"
         session.end(ConnectionLost(f"the connection to {self._target.endpoint.url} is lost: {reason}"))
@@ -199,7 +194,7 @@ class AsyncDriver:
 
     async def _dial_again(self, reason: str) -> tuple[TrioConnection, bytes] | None:
         """Connect within the grace time, or end the session where that is hopeless."""
-        session, pause = self.session, _FIRST_RETRY_SECONDS
+        session, pause = self.session, FIRST_RETRY_SECONDS
         lost = f"the connection to {self._target.endpoint.url} is lost: {reason}"
         with trio.move_on_after(session.grace_seconds):
             while not self._closing:
@@ -213,15 +208,15 @@ class AsyncDriver:
                     return None
                 except (OSError, WsgradError):
                     await trio.sleep(pause)
-                    pause = min(pause * 2, _LAST_RETRY_SECONDS)
+                    pause = min(pause * 2, LAST_RETRY_SECONDS)
             return None
         session.end(ConnectionLost(f"{lost}; no new one within {session.grace_seconds:g} s"))
         return None
 
     async def _dial(self) -> tuple[TrioConnection, bytes]:
-        with trio.move_on_after(_DIAL_SECONDS):
+        with trio.move_on_after(DIAL_SECONDS):
             return await self._open()
-        raise TimeoutError(f"no connection to {self._target.endpoint.url} within {_DIAL_SECONDS:g} s")
+        raise TimeoutError(f"no connection to {self._target.endpoint.url} within {DIAL_SECONDS:g} s")
 
     async def _open(self) -> tuple[TrioConnection, bytes]:
         endpoint, token = self._target.endpoint, self._target.token

@@ -52,7 +52,7 @@ class AllDevices(Sequence[D]):
             return devices[key]
         if isinstance(key, int):
             if not -len(devices) <= key < len(devices):
-                raise IndexError(f"device {key} of {self._offer()}")
+                raise IndexError(f"there is no device {key}; {self._offer()}")
             return devices[key]
         for found in (
             [device for device in devices if device.id == key],

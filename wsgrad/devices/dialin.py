@@ -31,6 +31,7 @@ from wsgrad.transport import messages as m
 from wsgrad.transport.connection import Connection, Received
 from wsgrad.transport.dial import dial
 from wsgrad.transport.frames import Closed
+from wsgrad.transport.timing import DEAD_SECONDS
 from wsgrad.transport.url import Endpoint, parse_endpoint
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 _HANDSHAKE_SECONDS: Final = 10.0
 _SILENCE_SECONDS: Final = 5.0
-_DEAD_SECONDS: Final = 15.0
 _SEND_SECONDS: Final = 15.0
 
 
@@ -184,8 +184,8 @@ class DialedNode:
         poll.register(self._socket, select.POLLIN)
         while True:
             now = time.monotonic()
-            if now - self._last_received > _DEAD_SECONDS:
-                raise ConnectionLost(f"the server has been silent for {_DEAD_SECONDS:g} s")
+            if now - self._last_received > DEAD_SECONDS:
+                raise ConnectionLost(f"the server has been silent for {DEAD_SECONDS:g} s")
             if now - max(self._last_received, self._last_sent) > _SILENCE_SECONDS:
                 self._send(m.Ping(0))
             if poll.poll(1000):

@@ -14,20 +14,16 @@ import weakref
 from typing import TYPE_CHECKING
 
 from wsgrad.errors import ConnectionLost, Unauthorized, WsgradError
+from wsgrad.transport.timing import DEAD_SECONDS, DIAL_SECONDS, FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, PING_SECONDS
 from wsgrad.transport.wakeup import Poll, Wakeup
 
 if TYPE_CHECKING:
     from wsgrad.transport.blocking_driver import BlockingDriver
 
-PING_SECONDS = 5.0
-DEAD_SECONDS = 15.0
-DIAL_SECONDS = 10.0
 _TICK_SECONDS = 1.0
 _FLUSH_SECONDS = 0.001
 # After something was issued it looks this often, each after 1 ms, before callers must wake it again.
 _AWAKE_ROUNDS = 20
-_FIRST_RETRY_SECONDS = 0.02
-_LAST_RETRY_SECONDS = 1.0
 _EXIT_SECONDS = 1.0
 
 
@@ -158,7 +154,7 @@ class Daemon:
         driver, session = self._driver, self._driver.session
         lost_at = driver.lost_at
         over_at = lost_at + session.grace_seconds
-        pause = _FIRST_RETRY_SECONDS
+        pause = FIRST_RETRY_SECONDS
         lost = f"the connection to {driver.peer} is lost: {driver.reason}"
         while not (driver.closed or driver.closing or driver.abandoned or session.over):
             left = over_at - time.monotonic()
@@ -175,7 +171,7 @@ class Daemon:
                 return
             except (OSError, WsgradError):
                 driver.unlocked(time.sleep, pause)
-                pause = min(pause * 2, _LAST_RETRY_SECONDS)
+                pause = min(pause * 2, LAST_RETRY_SECONDS)
                 continue
             if driver.closed or session.over:
                 sock.close()

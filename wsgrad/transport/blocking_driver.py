@@ -19,6 +19,7 @@ from wsgrad.errors import ConnectionLost, ProtocolError, WsgradError
 from wsgrad.transport.blocking_daemon import Daemon
 from wsgrad.transport.channel import Channel, Served
 from wsgrad.transport.interrupts import Shield, raise_shield
+from wsgrad.transport.timing import CLOSE_SECONDS, PASSING_CODES
 from wsgrad.transport.wakeup import Poll, Wakeup
 
 if TYPE_CHECKING:
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
     from wsgrad.transport.waiting import Calls, Waited, Waiting
 
 T = TypeVar("T")
-
-CLOSE_SECONDS = 2.0
-# After these the session may still be there; after any other close the server has ended it.
-_PASSING_CODES = frozenset({1001, 1006, 1011, 1012, 1013})
 
 
 class Driven(Served, Protocol):
@@ -394,7 +391,7 @@ class BlockingDriver:
             with contextlib.suppress(OSError):
                 self.channel.send()  # the answer to its close frame
         said = f"the server closed the connection ({closed.code}): {closed.reason or 'no reason given'}"
-        if self.closing or closed.code in _PASSING_CODES:
+        if self.closing or closed.code in PASSING_CODES:
             self.drop(closed.reason if closed.code == 1006 else said)
         else:
             self.end(ConnectionLost(f"the connection to {self.peer} is lost: {said}"))

@@ -21,6 +21,7 @@ from wsgrad.transport.cbor import encode
 from wsgrad.transport.connection import Connection, Received
 from wsgrad.transport.frames import Closed
 from wsgrad.transport.messages import BULK_KINDS, Ping, Pong, message_array, parse_message
+from wsgrad.transport.timing import CLOSE_SECONDS, DEAD_SECONDS, PING_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,12 +29,6 @@ if TYPE_CHECKING:
     from wsgrad.transport.connection import Destination, Event
     from wsgrad.transport.link import Link
 
-PING_SECONDS = 5.0
-"""After so much silence of the peer a heartbeat is sent."""
-DEAD_SECONDS = 15.0
-"""After so much silence the connection is over."""
-CLOSE_SECONDS = 2.0
-"""How long the peer has to answer a close."""
 MAX_UNSENT = 1 << 18
 """The most bytes of messages without a number that may wait when a ping comes from a peer that doesn't read."""
 _LOST_UNSENT = 1 << 20
