@@ -29,7 +29,9 @@ def name(queue, program, source, *, nbytes=None):
     queue.next += 1
     digest = sha256(source.encode()).digest()
     nbytes = len(source) if nbytes is None else nbytes
-    queue.client.send(m.KnownProgram(queue.number, number, program, "c", "", "add", "ppfi", [0], False, nbytes, digest))
+    queue.client.send(
+        m.KnownProgram(queue.number, number, program, "c", "", "add", "ppfi", [0], False, {}, nbytes, digest)
+    )
     return number
 
 
@@ -88,7 +90,7 @@ async def test_a_wrong_or_broken_source_ends_the_session(server):
             queue = await client.open()
             number = queue.next
             digest = sha256(LARGE.encode() if bad[0] != 0xFF else bad).digest()
-            client.send(m.KnownProgram(1, number, 0, "c", "", "add", "ppfi", None, False, 5000, digest))
+            client.send(m.KnownProgram(1, number, 0, "c", "", "add", "ppfi", None, False, {}, 5000, digest))
             await client.next(m.Missing)
             client.send(m.Source(1, number), bad)
             assert "program 0" in (await client.wait_closed()).reason

@@ -226,6 +226,7 @@ class Queue:
         signature: str,
         writes: list[int] | None,
         alias: bool,
+        constants: dict[str, object] | None = None,
         line: str = "",
     ) -> tuple[int, Compilation]:
         """Issue a program; returns its id and how far its compilation is."""
@@ -234,13 +235,25 @@ class Queue:
         number = self._take_number(line)
         digest = None if self.sources is None else self.sources.known(source)
         if digest is None:
-            message = Program(self.number, number, identity, dialect, name, entry, signature, writes, alias)
+            message = Program(
+                self.number, number, identity, dialect, name, entry, signature, writes, alias, constants or {}
+            )
             self.outbox.put(encode(message_array(message)), source, number)
         else:
             self._named[number] = source
-            nbytes = len(source)
             known = KnownProgram(
-                self.number, number, identity, dialect, name, entry, signature, writes, alias, nbytes, digest
+                self.number,
+                number,
+                identity,
+                dialect,
+                name,
+                entry,
+                signature,
+                writes,
+                alias,
+                constants or {},
+                len(source),
+                digest,
             )
             self.outbox.put(encode(message_array(known)), None, number)
         return identity, self.pending.compilation(identity)

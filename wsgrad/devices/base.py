@@ -7,11 +7,11 @@ executor's. A runtime raises the named errors of `wsgrad.errors`, which the exec
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from wsgrad.devices.trace import DeviceTrace
     from wsgrad.errors import WsgradError
@@ -29,6 +29,7 @@ class ProgramSpec:
         signature: one letter per argument, as in `compiler.full_source`.
         writes: the arguments that are written; None stands for every buffer.
         alias: two written arguments may be the same range.
+        constants: values of the source's `override`s, where the dialect has them.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ProgramSpec:
     signature: str
     writes: tuple[int, ...] | None
     alias: bool
+    constants: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

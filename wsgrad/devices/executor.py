@@ -331,7 +331,7 @@ class Executor:
             self._runtime.load(work.program, spec, (fd, work.nbytes) if fd is not None and work.nbytes else None)
 
     def _program(self, work: m.Program, source: memoryview) -> None:
-        spec = ProgramSpec(work.name, work.entry, work.signature, _indices(work.writes), work.alias)
+        spec = ProgramSpec(work.name, work.entry, work.signature, _indices(work.writes), work.alias, work.constants)
         code: tuple[int, int] | None = None
         message = ""
         started = now()

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 MAX_ARGUMENTS: Final = 64
 MAX_NAME: Final = 64
+MAX_CONSTANTS: Final = 32
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _WORDS: Final = {"p": 1, "i": 1, "I": 1, "f": 1, "q": 2, "Q": 2, "d": 2, "x": 0}
 _INTEGERS: Final = {
@@ -49,6 +50,7 @@ _INTEGERS: Final = {
     "q": ("int64", -(1 << 63), (1 << 63) - 1),
     "Q": ("uint64", 0, (1 << 64) - 1),
 }
+_MOST_FLOAT: Final = 1.7976931348623157e308
 _PATTERNS: Final = frozenset({1, 2, 4, 8, 16})
 
 
@@ -224,6 +226,7 @@ class Tables:
         for index in message.writes or ():
             if index >= len(signature) or signature[index] != "p":
                 raise CompileError(f"writes= names argument {index}, which is no buffer of signature {signature!r}")
+        _check_constants(message)
         entry = self._programs[message.program] = ProgramEntry(name, signature)
         quota.programs += 1
         return entry
@@ -333,3 +336,17 @@ class Tables:
             if type(value) is not int or not least <= value <= most:
                 return f"does not fit {name}: {value!r:.40}"
         return None
+
+
+def _check_constants(message: Program) -> None:
+    """Raises `CompileError` where a program's constants are not what its dialect takes."""
+    constants = message.constants
+    if constants and message.dialect != "wgsl":
+        raise CompileError(f"the dialect {message.dialect!r} has no override constants: {', '.join(constants)[:80]}")
+    if len(constants) > MAX_CONSTANTS:
+        raise CompileError(f"{len(constants)} override constants are more than {MAX_CONSTANTS}")
+    for name, value in constants.items():
+        if not _IDENTIFIER.match(name):
+            raise CompileError(f"the override constant {name[:80]!r} is not a name")
+        if type(value) not in (int, float, bool) or not -_MOST_FLOAT <= value <= _MOST_FLOAT:  # type: ignore[operator]
+            raise CompileError(f"the override constant {name} is no finite number or truth value: {value!r:.40}")

@@ -6,7 +6,7 @@ and knows nothing of frames, sessions or devices: an array goes in, a checked me
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, TypeAlias, get_args
 
 from wsgrad.transport.fields import (
@@ -31,6 +31,7 @@ from wsgrad.transport.node_messages import Attach as Attach
 from wsgrad.transport.node_messages import Fail as Fail
 from wsgrad.transport.node_messages import Graph as Graph
 from wsgrad.transport.node_messages import Load as Load
+from wsgrad.transport.node_messages import Present as Present
 from wsgrad.transport.node_messages import Replay as Replay
 from wsgrad.transport.node_messages import Slot as Slot
 from wsgrad.transport.node_messages import Unrecord as Unrecord
@@ -177,7 +178,7 @@ class Launches:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Bulk: the UTF-8 source of a program; command `number` of a queue."""
+    """Bulk: a program's UTF-8 source; command `number` of a queue. `constants` are values for WGSL's `override`s."""
 
     KIND: ClassVar[int] = 18
     queue: U32
@@ -189,6 +190,7 @@ class Program:
     signature: Text
     writes: OptionalIndices
     alias: Bool
+    constants: Map = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,6 +427,7 @@ class KnownProgram:
     signature: Text
     writes: OptionalIndices
     alias: Bool
+    constants: Map
     nbytes: U32
     digest: Digest
 
@@ -445,7 +448,7 @@ Message: TypeAlias = (
     | Ack | Result | ReadData | Failed | Compiled | Ticket | Dialled
     | Missing | KnownProgram | Source
     | Clock | Time | Trace | Traced | Profile | Spans
-    | Attach | Load | Slot | Fail | Graph | Replay | Unrecord
+    | Attach | Load | Slot | Fail | Graph | Replay | Unrecord | Present
 )  # fmt: skip
 
 BULK_KINDS = frozenset({Launches.KIND, Program.KIND, Chunk.KIND, Record.KIND, ReadData.KIND, Source.KIND})

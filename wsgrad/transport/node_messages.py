@@ -10,6 +10,20 @@ from wsgrad.transport.fields import U32, U53, Arrays, Bool, Map, OptionalIndices
 
 
 @dataclass(frozen=True, slots=True)
+class Present:
+    """Node ↔ server: how a node shows itself from now on: its label, and whether it takes work.
+
+    `memory` is how many bytes its sessions may take together, or 0 for as many as there are. A paused node takes no new
+    queues, and holds the work of those it has. From the server it says what an administrator has set.
+    """
+
+    KIND: ClassVar[int] = 12
+    label: Text
+    paused: Bool
+    memory: U53
+
+
+@dataclass(frozen=True, slots=True)
 class Attach:
     """Server → node: a new queue for a session on the node's device of that index.
 
