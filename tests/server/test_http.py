@@ -29,7 +29,6 @@ async def test_the_status_document_is_json_with_devices_and_counters():
 @pytest.mark.parametrize(
     ("path", "method", "status"),
     [
-        ("/", "GET", 404),
         ("/v1/peer", "GET", 426),
         ("/admin/rotate", "GET", 404),
         ("/healthz/", "GET", 404),

@@ -50,6 +50,9 @@ ROUTES = {
     "/v1/node": Rule(websocket=True, null_origin=True, roles=frozenset({Role.NODE})),
 }
 
+PAGE = Rule()
+"""A page file: no token, since no secret is in it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Visitor:

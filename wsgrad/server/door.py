@@ -15,7 +15,7 @@ import trio
 
 from wsgrad.errors import LimitExceeded, ProtocolError
 from wsgrad.server import http
-from wsgrad.server.auth import ROUTES, Delays, network_of, token_of, wrong_ticket
+from wsgrad.server.auth import PAGE, ROUTES, Delays, network_of, token_of, wrong_ticket
 from wsgrad.server.http import MAX_HEAD, BadRequest
 from wsgrad.transport.handshake_trio import accept_websocket, read_http_head
 from wsgrad.transport.messages import SUBPROTOCOL
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from wsgrad.server.auth import Gate, Visitor
     from wsgrad.server.http import Request, Response
+    from wsgrad.server.pages import Pages
     from wsgrad.server.routes import Route
     from wsgrad.server.status import PortCounters
     from wsgrad.server.tickets import Tickets
@@ -57,12 +58,18 @@ class Door:
     """Lets connections of one server in, or tells them why not."""
 
     def __init__(
-        self, gate: Gate, counters: PortCounters, status: Callable[[], Mapping[str, object]], tickets: Tickets
+        self,
+        gate: Gate,
+        counters: PortCounters,
+        status: Callable[[], Mapping[str, object]],
+        tickets: Tickets,
+        pages: Pages,
     ) -> None:
         self._gate = gate
         self._counters = counters
         self._status = status
         self._tickets = tickets
+        self._pages = pages
         self._delays = Delays()
         self._delayed: Counter[str] = Counter()
         self.draining = False
@@ -109,7 +116,7 @@ class Door:
 
     async def _answer(self, request: Request, visitor: Visitor, peer: str) -> Response | None:
         """What to say over HTTP. None: the request may become a WebSocket."""
-        rule = ROUTES.get(request.path)
+        rule = PAGE if request.path in self._pages else ROUTES.get(request.path)
         if rule is None:
             return http.text(404, "there is nothing here")
         if request.method not in ("GET", "HEAD"):
@@ -127,6 +134,8 @@ class Door:
         _log.debug("%s asked for %s", peer, request.path)
         if request.path == "/healthz":
             return http.document(503 if self.draining else 200, {"status": "stopping" if self.draining else "ok"})
+        if rule is PAGE:
+            return self._pages.answer(request.path)
         return http.document(200, self._status())
 
     async def _delay(self, address: str) -> None:

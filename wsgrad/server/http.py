@@ -18,12 +18,17 @@ MAX_HEAD = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """An answer; the connection ends after it."""
+    """An answer; the connection ends after it.
+
+    Attributes:
+        policy: the Content-Security-Policy; what is no page may load nothing.
+    """
 
     status: int
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
     headers: tuple[tuple[str, str], ...] = ()
+    policy: str = "default-src 'none'; frame-ancestors 'none'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +114,8 @@ def encode(response: Response, *, head_only: bool = False) -> bytes:
         ("Cache-Control", "no-store"),
         ("X-Content-Type-Options", "nosniff"),
         ("Referrer-Policy", "no-referrer"),
-        ("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'"),
+        ("Cross-Origin-Resource-Policy", "same-origin"),
+        ("Content-Security-Policy", response.policy),
         *response.headers,
     ]
     reason = HTTPStatus(response.status).phrase.encode()

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Protocol, get_args
 import trio
 
 from wsgrad.errors import ConnectionLost, WsgradError
-from wsgrad.server import http, status
+from wsgrad.server import http, pages, status
 from wsgrad.server.auth import Gate, network_of, plain_address
 from wsgrad.server.door import Door, send
+from wsgrad.server.pages import Pages
 from wsgrad.transport.messages import (
     CHUNK_BYTES,
     INLINE_BYTES,
@@ -111,7 +112,11 @@ class Port:
         self._hub = hub
         self._tls = tls
         self._door = Door(
-            self._gate, self.counters, lambda: status.document(config, self.counters, hub.status()), hub.tickets
+            self._gate,
+            self.counters,
+            lambda: status.document(config, self.counters, hub.status()),
+            hub.tickets,
+            Pages(pages.directory()),
         )
         self._connections: Counter[str] = Counter()
         message = config.max_message_size - MAX_HEAD
