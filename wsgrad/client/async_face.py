@@ -117,10 +117,11 @@ class AsyncProgram(BaseProgram):
         *arguments: object,
         grid: int | Sequence[int] | None = None,
         block: int | Sequence[int] | None = None,
+        **constants: float,
     ) -> float:
         """Launch, wait, and return how many seconds it took on the device."""
         server: AsyncServer = self._device._server  # type: ignore[assignment]
-        return await server._wait(self._device, lambda: self._start_timed(arguments, grid, block))
+        return await server._wait(self._device, lambda: self._start_timed(arguments, grid, block, constants))
 
     async def ready(self) -> None:
         """Wait until it is compiled.

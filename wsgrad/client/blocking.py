@@ -115,11 +115,12 @@ class Program(BaseProgram):
         grid: int | Sequence[int] | None = None,
         block: int | Sequence[int] | None = None,
         timeout: float | None = None,
+        **constants: float,
     ) -> float:
         """Launch, wait, and return how many seconds it took on the device."""
         self._device._make_room()
         server: Server = self._device._server  # type: ignore[assignment]
-        return server._driver.run(lambda: self._start_timed(arguments, grid, block), timeout)
+        return server._driver.run(lambda: self._start_timed(arguments, grid, block, constants), timeout)
 
     def ready(self, *, timeout: float | None = None) -> None:
         """Wait until it is compiled.

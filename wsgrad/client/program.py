@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from wsgrad.client.arguments import STRUCT_ALIGNMENT, arguments_of
 from wsgrad.client.buffer import BaseBuffer
 from wsgrad.client.handle import Handle
 from wsgrad.client.queue import MAX_PACKED
@@ -17,8 +19,6 @@ from wsgrad.client.recorders import OPEN, recorder_of
 from wsgrad.client.signature import (
     INDEX,
     MAX_ARGUMENTS,
-    guess_c_signature,
-    letter_of,
     make_packer,
     plain_scalar,
 )
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 _MAX_NAME = 64
 _MAX_GRID = (1 << 32) - 1
+_MAX_STRUCTS = 256
+_Constants: TypeAlias = tuple[tuple[str, int | float | bool], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +81,21 @@ class BaseProgram:
         self._dialect = dialect
         self._name = name
         self._alias = alias
+        self._arguments = arguments_of(dialect, source, entry)
         self._writes = None if writes is None else sorted({operator.index(index) for index in writes})
         if self._writes and not 0 <= self._writes[0] <= self._writes[-1] < MAX_ARGUMENTS:
             raise ValueError(
                 f"writes= holds positions of arguments, 0 to {MAX_ARGUMENTS - 1}, not {tuple(writes or ())}"
             )
+        self._given_writes = self._writes is not None
+        if self._writes is None:
+            self._writes = self._arguments.writes
         self._session = device._server._session
         self._debug = self._session.debug
         self._queue: Queue | None = None
         self._life: Life | None = None
-        self._variants: dict[str, _Variant] = {}
+        self._variants: dict[tuple[str, _Constants], _Variant] = {}
+        self._structs: dict[bytes, BaseBuffer] = {}
         self._packers: dict[tuple[type, ...], Callable[..., bytes]] = {}
 
     @property
@@ -122,22 +129,30 @@ class BaseProgram:
         return f"<{type(self).__name__} {self._name!r} ({self._dialect}) on {self._device.id!r}: {state}>"
 
     def __call__(
-        self, *arguments: object, grid: int | Sequence[int] | None = None, block: int | Sequence[int] | None = None
+        self,
+        *arguments: object,
+        grid: int | Sequence[int] | None = None,
+        block: int | Sequence[int] | None = None,
+        **constants: float,
     ) -> None:
         """Launch it: the call joins the device's queue and never waits.
 
         Args:
             arguments: buffers and scalars in the function's order; a Python int is an int32 and a float a float32,
-                NumPy's scalars keep their type. `INDEX` stands where each call of a grid gets its index.
-            grid: how many calls, spread over threads; one call without an index if left out.
+                NumPy's scalars keep their type. `INDEX` stands where each call of a grid gets its index. In WGSL a
+                number takes the type of its `var<uniform>`, and a structured one a NumPy scalar with its fields.
+            grid: how many calls, spread over threads; one call without an index if left out. In WGSL one to three
+                numbers of workgroups, 1 if left out.
             block: the size of a work-group, in dialects that have them.
+            constants: values of the WGSL source's `override`s; each set of them is compiled once.
 
         Raises:
             LaunchError: an argument does not fit; the message says which and why.
         """
         packer = self._packers.get(tuple(map(type, arguments)))
         queue = self._queue
-        if packer is not None and block is None and queue is not None and not self._debug and not OPEN:
+        plain = block is None and not constants and not self._debug and not OPEN
+        if packer is not None and plain and queue is not None:
             trace = self._session.trace
             started = 0 if trace is None else time.monotonic_ns()
             launches = queue.launches
@@ -158,7 +173,7 @@ class BaseProgram:
                     trace.launched(self._name, started)
                 return
         self._device._make_room()
-        self._device._server._call(lambda: self._launch(arguments, grid, block))
+        self._device._server._call(lambda: self._launch(arguments, grid, block, constants))
 
     @staticmethod
     def _packed(packer: Callable[..., bytes], grid: int, arguments: tuple[object, ...]) -> bytes | None:
@@ -170,41 +185,52 @@ class BaseProgram:
     def _begin(self) -> None:
         """Send it for the signature that its source suggests, so that it is compiled before it is needed."""
         queue = self._current_queue()
-        guess = guess_c_signature(self._source, self._entry) if self._dialect == "c" else None
+        guess = self._arguments.guess()
         if guess is not None:
             self._variant(queue, guess)
 
-    def _launch(self, arguments: tuple[object, ...], grid: object, block: object) -> None:
+    def _launch(
+        self, arguments: tuple[object, ...], grid: object, block: object, constants: Mapping[str, object]
+    ) -> None:
         recorder = recorder_of(self._device) if OPEN else None
         if recorder is not None:
-            recorder.launch(self, arguments, grid, block)
+            recorder.launch(self, arguments, grid, block, constants)
             return
         queue = self._current_queue()
-        signature = self._signature(arguments)
-        count = self._grid(signature, grid, block)
-        self._values(signature, arguments)
-        variant = self._variant(queue, signature)
-        if count == 0:
+        dressed = self._dressed(queue, arguments)
+        signature = self._signature(dressed)
+        sizes = self._grid(signature, grid, block)
+        values = self._values(signature, dressed)
+        variant = self._variant(queue, signature, constants)
+        if sizes is not None and 0 in sizes:
             return
-        types = tuple(map(type, arguments))
+        if sizes is not None and len(sizes) > 1:
+            launch = Launch(variant.handle.id, sizes, None, values, False)
+            queue.command(launch, nbytes=64 + 9 * len(values), line=self._device._line())
+            return
+        types = tuple(map(type, dressed))
         packer = make_packer(signature, variant.handle.id, queue.life, types)
-        self._packers[types] = packer
+        if not constants and dressed is arguments:
+            self._packers[types] = packer
         if len(queue.launches) >= MAX_PACKED:
             queue.flush()
-        queue.launches.append(packer(count or 0, *arguments))
+        queue.launches.append(packer(sizes[0] if sizes else 0, *dressed))
         if self._debug:
             queue.lines.append(self._device._line())
 
-    def _start_timed(self, arguments: tuple[object, ...], grid: object, block: object) -> Wait[float]:
+    def _start_timed(
+        self, arguments: tuple[object, ...], grid: object, block: object, constants: Mapping[str, object]
+    ) -> Wait[float]:
         self._device._waiting_queue()
         queue = self._current_queue()
-        signature = self._signature(arguments)
-        count = self._grid(signature, grid, block)
-        values = self._values(signature, arguments)
-        variant = self._variant(queue, signature)
-        if count == 0:
+        dressed = self._dressed(queue, arguments)
+        signature = self._signature(dressed)
+        sizes = self._grid(signature, grid, block)
+        values = self._values(signature, dressed)
+        variant = self._variant(queue, signature, constants)
+        if sizes is not None and 0 in sizes:
             return settled(0.0)
-        launch = Launch(variant.handle.id, None if count is None else [count], None, values, True)
+        launch = Launch(variant.handle.id, sizes, None, values, True)
         return queue.timed_launch(launch, line=self._device._line())
 
     def _start_ready(self) -> Wait[None]:
@@ -220,58 +246,113 @@ class BaseProgram:
             self._life = queue.life
             self._variants = {}
             self._packers = {}
+            self._structs = {}
             self._queue = queue
         return queue
 
-    def _variant(self, queue: Queue, signature: str) -> _Variant:
-        variant = self._variants.get(signature)
+    def _variant(self, queue: Queue, signature: str, constants: Mapping[str, object] | None = None) -> _Variant:
+        checked = self._constants(constants) if constants else ()
+        variant = self._variants.get((signature, checked))
         if variant is None:
-            for index in self._writes or ():
+            writes = self._writes
+            for index in writes or ():
                 if index >= len(signature) or signature[index] != "p":
-                    raise self._error(f"writes= names argument {index}, which is not a buffer")
+                    if self._given_writes:
+                        raise self._error(f"writes= names argument {index}, which is not a buffer")
+                    # The source has more bindings than there are arguments, which its compiler will say better.
+                    writes = None
+                    break
             identity, compilation = queue.program(
                 self._encoded,
                 dialect=self._dialect,
                 name=self._name,
                 entry=self._entry,
                 signature=signature,
-                writes=self._writes,
+                writes=writes,
                 alias=self._alias,
+                constants=dict(checked),
                 line=self._device._line(),
             )
             variant = _Variant(Handle(identity, queue.life, program=True), compilation)
-            self._variants[signature] = variant
+            self._variants[signature, checked] = variant
         return variant
+
+    def _constants(self, constants: Mapping[str, object]) -> _Constants:
+        """Override constants in one order, as numbers that travel.
+
+        Raises:
+            LaunchError: the dialect has none, or a value is no number.
+        """
+        if self._dialect != "wgsl":
+            named = ", ".join(constants)
+            raise self._error(f"{named}= means nothing in the dialect {self._dialect!r}; only WGSL has overrides")
+        plain: list[tuple[str, int | float | bool]] = []
+        for name, value in sorted(constants.items()):
+            if isinstance(value, bool | np.bool_):
+                plain.append((name, bool(value)))
+            elif isinstance(value, int | np.integer):
+                plain.append((name, int(value)))
+            elif isinstance(value, float | np.floating) and math.isfinite(value):
+                plain.append((name, float(value)))
+            else:
+                raise self._error(f"{name}={value!r:.40} is no finite number or truth value")
+        return tuple(plain)
+
+    def _dressed(self, queue: Queue, arguments: tuple[object, ...]) -> tuple[object, ...]:
+        """The arguments with small buffers in place of structured scalars."""
+        try:
+            return self._arguments.dressed(arguments, lambda data: self._struct(queue, data))
+        except ValueError as exc:
+            raise self._error(str(exc)) from None
+
+    def _struct(self, queue: Queue, data: bytes) -> BaseBuffer:
+        """A buffer that holds these bytes, padded; the last few are kept."""
+        buffer = self._structs.pop(data, None)
+        if buffer is None:
+            padded = data + bytes(-len(data) % STRUCT_ALIGNMENT)
+            identity = queue.life.buffers.take()
+            handle = Handle(identity, queue.life, nbytes=len(padded))
+            line = self._device._line()
+            queue.alloc(identity, len(padded), line=line)
+            queue.write(identity, memoryview(padded), line=line)
+            buffer = self._device._new_buffer(handle, handle, 0, (len(padded),), np.dtype(np.uint8))
+            if len(self._structs) >= _MAX_STRUCTS:
+                del self._structs[next(iter(self._structs))]
+        self._structs[data] = buffer
+        return buffer
 
     def _signature(self, arguments: tuple[object, ...]) -> str:
         if len(arguments) > MAX_ARGUMENTS:
             raise self._error(f"{len(arguments)} arguments are more than {MAX_ARGUMENTS}")
         letters = []
         for position, argument in enumerate(arguments):
-            letter = "p" if isinstance(argument, BaseBuffer) else letter_of(argument)
-            if letter is None:
-                hint = "; copy it with device.array(…) first" if isinstance(argument, np.ndarray) else ""
-                raise self._error(f"argument {position} is a {type(argument).__name__}, not a buffer or number{hint}")
-            letters.append(letter)
+            try:
+                letters.append(self._arguments.letter(position, argument))
+            except ValueError as exc:
+                raise self._error(f"argument {position} {exc}") from None
         return "".join(letters)
 
-    def _grid(self, signature: str, grid: object, block: object) -> int | None:
+    def _grid(self, signature: str, grid: object, block: object) -> list[int] | None:
         if block is not None:
             raise self._error(f"block= has no meaning in the dialect {self._dialect!r}")
         if grid is None:
             if "x" in signature:
                 raise self._error(f"argument {signature.index('x')} is INDEX, which needs grid=")
             return None
-        sizes = tuple(grid) if isinstance(grid, Sequence) else (grid,)
-        if len(sizes) != 1:
-            raise self._error(f"grid={grid!r}: a grid has one dimension in the dialect {self._dialect!r}")
-        try:
-            count = operator.index(sizes[0])
-        except TypeError:
-            raise self._error(f"grid={grid!r} is not a number of calls") from None
-        if not 0 <= count <= _MAX_GRID:
-            raise self._error(f"grid={grid!r} is outside 0 to {_MAX_GRID}")
-        return count
+        given = tuple(grid) if isinstance(grid, Sequence) else (grid,)
+        most = self._arguments.dimensions
+        if not 1 <= len(given) <= most:
+            dimensions = "one dimension" if most == 1 else f"one to {most} dimensions"
+            raise self._error(f"grid={grid!r}: a grid has {dimensions} in the dialect {self._dialect!r}")
+        sizes = []
+        for size in given:
+            try:
+                sizes.append(operator.index(size))
+            except TypeError:
+                raise self._error(f"grid={grid!r} is not a number of calls") from None
+            if not 0 <= sizes[-1] <= _MAX_GRID:
+                raise self._error(f"grid={grid!r} is outside 0 to {_MAX_GRID}")
+        return sizes
 
     def _values(self, signature: str, arguments: tuple[object, ...]) -> list[object]:
         """The arguments as they travel unpacked: ids and plain numbers, without the index."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -17,7 +18,7 @@ from wsgrad.graph.items import Var as Var
 from wsgrad.graph.recording import PATTERNS, Recording
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
     from wsgrad.client.base import BaseDevice
     from wsgrad.client.handle import Handle
@@ -113,18 +114,26 @@ class Recorder:
         if range_.nbytes:
             self._add(items.Fill(self.places[target._device], range_, pattern), target._device)
 
-    def launch(self, program: BaseProgram, arguments: tuple[object, ...], grid: object, block: object) -> None:
+    def launch(
+        self,
+        program: BaseProgram,
+        arguments: tuple[object, ...],
+        grid: object,
+        block: object,
+        constants: Mapping[str, object],
+    ) -> None:
         """A launch; variables may stand for integers and in the grid."""
         device = program._device
         queue = program._current_queue()
         self._check_life(device)
+        arguments = program._dressed(queue, arguments)
         plain = tuple(_stand_in(argument) for argument in arguments)
         signature = program._signature(plain)
-        sizes = _grid_of(grid)
-        count = program._grid(signature, 1 if isinstance(sizes, Var | Affine) else grid, block)
+        sizes = _sizes_of(grid)
+        counts = program._grid(signature, _plain_sizes(sizes), block)
         program._values(signature, plain)
-        variant = program._variant(queue, signature)
-        if count == 0:
+        variant = program._variant(queue, signature, constants)
+        if counts is not None and 0 in counts:
             return
         self.programs.add(variant.handle)
         writes = program._writes
@@ -141,11 +150,14 @@ class Recorder:
             else:
                 given.append(plain_scalar(letter, argument))
         dims: tuple[items.Size, ...] | None = None
-        if isinstance(sizes, Var | Affine):
-            _check_name(sizes)
-            dims = (sizes,)
-        elif count is not None:
-            dims = (count,)
+        if counts is not None:
+            assert sizes is not None
+            dims = tuple(
+                size if isinstance(size, Var | Affine) else count for size, count in zip(sizes, counts, strict=True)
+            )
+            for size in dims:
+                if isinstance(size, Var | Affine):
+                    _check_name(size)
         launch = items.Launch(
             self.places[device],
             variant.handle.id,
@@ -222,10 +234,16 @@ def _stand_in(argument: object) -> object:
     return 0 if _INT32[0] <= low and high <= _INT32[1] else np.int64(0)
 
 
-def _grid_of(grid: object) -> object:
-    if isinstance(grid, tuple | list) and len(grid) == 1:
-        return grid[0]
-    return grid
+def _sizes_of(grid: object) -> tuple[object, ...] | None:
+    """The sizes of a grid, of which each may be a variable."""
+    if grid is None:
+        return None
+    return tuple(grid) if isinstance(grid, Sequence) else (grid,)
+
+
+def _plain_sizes(sizes: tuple[object, ...] | None) -> tuple[object, ...] | None:
+    """The same with ones in place of variables."""
+    return None if sizes is None else tuple(1 if isinstance(size, Var | Affine) else size for size in sizes)
 
 
 def _check_name(size: Var | Affine) -> None:
