@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from wsgrad.errors import CompileError, DeviceLost, Timeout, WsgradError
 from wsgrad.server.graphs import ReplaySent
+from wsgrad.server.port import Loss
 
 if TYPE_CHECKING:
     from wsgrad.server.outstanding import Outstanding
-    from wsgrad.server.port import Loss
     from wsgrad.server.tables import ProgramEntry, Tables
     from wsgrad.transport.messages import Failed
 
@@ -43,6 +43,18 @@ def loss_error(loss: Loss, device: str, program: str | None, details: dict[str, 
         return Timeout(f"{who} {loss.cause}; device.reopen() starts the device anew", details=details)
     what = f"device {device!r} is lost" if program is None else f"program {program!r} ended the device"
     return DeviceLost(f"{what}: {loss.cause}; device.reopen() starts it anew", details=details)
+
+
+def reported_loss(message: Failed) -> Loss | None:
+    """What a node that dialled in says of the end of a queue's device, where it leaves the words to the server.
+
+    Its `ended` is the cause alone. Command 0 stands for none: nothing was under way.
+    """
+    cause, step = message.details.get("ended"), message.details.get("step")
+    if message.code not in (DeviceLost.__name__, Timeout.__name__) or (message.number and type(cause) is not str):
+        return None
+    text = cause if isinstance(cause, str) else message.message
+    return Loss(text, message.number, step if type(step) is int else 0, timed_out=message.code == Timeout.__name__)
 
 
 def with_compiler_words(error: WsgradError, entry: ProgramEntry | None) -> WsgradError:

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import logging
 import secrets
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,7 +24,7 @@ from wsgrad.server.cpu import cpu_info
 from wsgrad.server.dialing import PeerRules
 from wsgrad.server.limits import Limits
 from wsgrad.server.local import LocalPort
-from wsgrad.server.nodes import Device, Registry
+from wsgrad.server.nodes import Device, Registry, clean_label
 from wsgrad.server.programs import Job, Programs
 from wsgrad.server.remote import RemoteNode
 from wsgrad.server.session import Session
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _KEY_NBYTES: Final = 16
+_NEWS_SECONDS: Final = 0.25
+"""How often clients are told at most how devices are used and shown; a device that comes or goes is told at once."""
 
 
 def start_zygote(config: Config) -> Zygote | None:
@@ -81,6 +84,8 @@ class Hub:
         self._programs: Programs | None = None
         self._nodes: list[RemoteNode] = []
         self._nursery: trio.Nursery | None = None
+        self._news = trio.Event()
+        self._told: list[dict[str, object]] = []
         self.blobs: blobs.BlobCache
         self.sources = Sources()
         self._stack = contextlib.AsyncExitStack()
@@ -91,6 +96,7 @@ class Hub:
             # Sessions end before the zygote does: it collects their processes.
             servants = await stack.enter_async_context(trio.open_nursery())
             stack.callback(servants.cancel_scope.cancel)
+            servants.start_soon(self._tell_news)
             directory = Path(self._config.cache_dir or blobs.default_directory())
             self.blobs = blobs.BlobCache(servants, directory, self._config.cache_size)
             if self._zygote is not None:
@@ -202,8 +208,12 @@ class Hub:
 
     @property
     def devices(self) -> list[dict[str, object]]:
-        """The devices there are now, as clients are told."""
-        return self._registry.describe()
+        """The devices there are now, as clients are told, with how much each is used."""
+        loads: dict[str, Counter[str]] = {}
+        for session in self._sessions.values():
+            for device, queues in Counter(session.devices_in_use).items():
+                loads.setdefault(device, Counter()).update(queues=queues, sessions=1)
+        return self._registry.describe(loads)
 
     def status(self) -> dict[str, object]:
         """Sessions, devices and counters; no key and no token."""
@@ -256,8 +266,13 @@ class Hub:
     def forget(self, session: Session) -> None:
         """A session has ended."""
         self._sessions.pop(session.key, None)
+        self.loads_changed()
         if self._programs is not None:
             self._programs.forget_owner(session)
+
+    def loads_changed(self) -> None:
+        """A device is used more or less, or is shown otherwise: clients are told soon."""
+        self._news.set()
 
     # -- inside
 
@@ -277,7 +292,13 @@ class Hub:
                 raise LimitExceeded(
                     f"the server has {self._limits.max_sessions} sessions; raise it with --max-sessions"
                 )
-            session = Session(self, secrets.token_bytes(_KEY_NBYTES), next(self._numbers), self._limits)
+            session = Session(
+                self,
+                secrets.token_bytes(_KEY_NBYTES),
+                next(self._numbers),
+                self._limits,
+                agent=clean_label(hello.agent),
+            )
             self._sessions[session.key] = session
             assert self._nursery is not None
             self._nursery.start_soon(session.run)
@@ -295,7 +316,7 @@ class Hub:
             raise ProtocolError(f"this server speaks version {VERSION} of the protocol, not {join.version}")
         name, secret = self._registry.join(join.name, join.secret)
         before = [node for node in self._nodes if node.name == name]
-        node = RemoteNode(connection, name, self._limits)
+        node = RemoteNode(connection, name, self._limits, self._presented)
         try:
             node.devices = self._registry.add(name, join.devices, node.open)
         except ProtocolError:
@@ -337,6 +358,20 @@ class Hub:
 
         self._registry.add(name, [dict(info) for _ in range(count)], open_port)
 
+    def _presented(self, node: RemoteNode) -> None:
+        self._registry.present(node.devices, node.shown)
+        self.loads_changed()
+
     def _devices_changed(self) -> None:
+        self._told = self.devices
         for session in self._sessions.values():
-            session.tell_devices(self.devices)
+            session.tell_devices(self._told)
+
+    async def _tell_news(self) -> None:
+        """Tell clients what changes often, but not often: whoever makes it change must not flood them."""
+        while True:
+            await self._news.wait()
+            self._news = trio.Event()
+            if self.devices != self._told:
+                self._devices_changed()
+            await trio.sleep(_NEWS_SECONDS)

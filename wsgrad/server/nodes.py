@@ -18,20 +18,28 @@ from wsgrad.transport import cbor
 from wsgrad.transport.messages import MAX_HEAD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
 
     from wsgrad.errors import WsgradError
     from wsgrad.server.port import Port
     from wsgrad.server.queue import Queue
+    from wsgrad.transport.messages import Present
 
 MAX_NAMES: Final = 4096
 MAX_LIST_NBYTES: Final = MAX_HEAD - (4 << 10)
 """The list of devices is told in one message, beside limits and names: what made it longer would cut off everybody."""
+MAX_LABEL: Final = 80
 _MAX_NAME: Final = 40
+_MAX_LIMITS: Final = 16
+_MAX_LIMIT: Final = (1 << 53) - 1
+_LOAD_NBYTES: Final = 32
+"""What a device's load takes in the list."""
 _KINDS: Final[dict[str, type | tuple[type, ...]]] = {
     "label": str,
     "compiler": str,
     "arch": str,
+    "adapter": str,
+    "paused": bool,
     "cpu": str,
     "threads": int,
     "memory": int,
@@ -46,13 +54,22 @@ _KINDS: Final[dict[str, type | tuple[type, ...]]] = {
 }
 
 
+_IDLE: Final[dict[str, int]] = {"queues": 0, "sessions": 0}
+
+
 @dataclass(frozen=True, eq=False)
 class Device:
-    """A device and the way to open it."""
+    """A device and the way to open it.
+
+    Attributes:
+        info: what clients are told; label, `paused` and memory change when its node is shown otherwise.
+        memory: bytes that it has, whatever cap is set for them now.
+    """
 
     id: str
     info: dict[str, object]
     opener: Callable[[Queue], Port]
+    memory: object = None
 
     @property
     def dialects(self) -> frozenset[str]:
@@ -97,9 +114,9 @@ class Registry:
     def devices(self) -> list[Device]:
         return list(self._devices.values())
 
-    def describe(self) -> list[dict[str, object]]:
-        """The devices as clients are told."""
-        return [device.info for device in self._devices.values()]
+    def describe(self, loads: Mapping[str, Mapping[str, int]]) -> list[dict[str, object]]:
+        """The devices as clients are told, with how much each is used."""
+        return [device.info | {**loads.get(device.id, _IDLE)} for device in self._devices.values()]
 
     def get(self, device: str) -> Device | None:
         """The device of that id, if it is there."""
@@ -166,17 +183,38 @@ class Registry:
             counts[kind] = number + 1
             identity = f"{name}/{kind}/{number}"
             info = {"id": identity, "label": identity, "node": name, "index": number} | info
-            devices.append(Device(identity, info, _Opener(opener, index)))
+            devices.append(Device(identity, info, _Opener(opener, index), info.get("memory")))
         offered = self._devices | {device.id: device for device in devices}
-        nbytes = len(cbor.encode([device.info for device in offered.values()]))
-        if nbytes > MAX_LIST_NBYTES:
-            raise ProtocolError(
-                f"with these the list of devices has {nbytes} bytes, more than the {MAX_LIST_NBYTES} of a message",
-                close_code=1008,
-            )
+        _check_list(device.info for device in offered.values())
         self._devices = offered
         self.changed()
         return devices
+
+    def present(self, devices: list[Device], shown: Present) -> None:
+        """A node's devices are shown otherwise from now on.
+
+        Raises:
+            ProtocolError: with this label the list would be longer than clients can be told of.
+        """
+        label = clean_label(shown.label)
+        changes: dict[str, dict[str, object]] = {}
+        for device in devices:
+            rest = device.id.partition("/")[2]
+            change: dict[str, object] = {
+                "label": device.id if not label else label if len(devices) == 1 else f"{label}/{rest}",
+                "paused": shown.paused,
+            }
+            own = device.memory
+            if shown.memory:
+                change["memory"] = min(own, shown.memory) if isinstance(own, int) else shown.memory
+            elif own is not None:
+                change["memory"] = own
+            changes[device.id] = change
+        _check_list(device.info | changes.get(device.id, {}) for device in self._devices.values())
+        for device in devices:
+            device.info.update(changes[device.id])
+            if not shown.memory and device.memory is None:
+                device.info.pop("memory", None)
 
     def remove(self, devices: list[Device]) -> None:
         """These devices are gone, unless their node has come back and offers them anew."""
@@ -201,6 +239,21 @@ def reduce_name(wanted: str) -> str:
     return name or "node"
 
 
+def clean_label(label: str) -> str:
+    """A label that may be shown: one printable line, not too long."""
+    return " ".join("".join(c if c.isprintable() else " " for c in label[: 4 * MAX_LABEL]).split())[:MAX_LABEL]
+
+
+def _check_list(infos: Iterable[dict[str, object]]) -> None:
+    listed = list(infos)
+    nbytes = len(cbor.encode(listed)) + _LOAD_NBYTES * len(listed)
+    if nbytes > MAX_LIST_NBYTES:
+        raise ProtocolError(
+            f"with this the list of devices has {nbytes} bytes, more than the {MAX_LIST_NBYTES} of a message",
+            close_code=1008,
+        )
+
+
 def _checked(values: dict[str, object]) -> dict[str, object]:
     kind, dialects = values.get("kind"), values.get("dialects")
     if type(kind) is not str or not re.fullmatch(r"[a-z0-9-]{1,32}", kind):
@@ -212,7 +265,15 @@ def _checked(values: dict[str, object]) -> dict[str, object]:
         value = values.get(name)
         if type(value) is wanted and (type(value) is not str or len(value) <= 200):
             known[name] = value
+    limits = values.get("limits")
+    if type(limits) is dict and len(limits) <= _MAX_LIMITS and all(map(_is_limit, limits.items())):
+        known["limits"] = limits
     return known
+
+
+def _is_limit(item: tuple[object, object]) -> bool:
+    name, value = item
+    return type(name) is str and len(name) <= _MAX_NAME and type(value) is int and 0 <= value <= _MAX_LIMIT
 
 
 def _digest(secret: str) -> bytes:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 from wsgrad.errors import CompileError, DeviceLost, ProtocolError, Timeout, WsgradError, error_code, error_from_wire
 from wsgrad.server.cached import CachedUploads
 from wsgrad.server.events import Failure
-from wsgrad.server.faults import loss_error, program_of, what_ran, with_compiler_words
+from wsgrad.server.faults import loss_error, program_of, reported_loss, what_ran, with_compiler_words
 from wsgrad.server.feed import Feed
 from wsgrad.server.graphs import GraphEnd, GraphRun, ReplaySent, end_messages, replay_messages
 from wsgrad.server.intake import Intake, Submitted, Waiting
@@ -430,6 +430,9 @@ class Queue:
                 raise InvalidReply(f"a {type(message).__name__} before it was ready")
 
     def _failed(self, port: Port, message: Failed) -> None:
+        if (loss := reported_loss(message)) is not None:
+            self.lost(port, loss)
+            return
         self._out.failed(message.number)
         self.session.statistics.errors += 1
         passed_on = self._journal.expected(message.number)

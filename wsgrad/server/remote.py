@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from wsgrad.errors import DeviceLost, ProtocolError
+from wsgrad.errors import DeviceError, DeviceLost, ProtocolError
 from wsgrad.server.outstanding import InvalidReply
 from wsgrad.server.port import Loss, Port
 from wsgrad.transport import cbor
 from wsgrad.transport.link import Link, Outgoing
-from wsgrad.transport.messages import CHUNK_BYTES, SLOTS, Chunk, Time, message_array, parse_message
+from wsgrad.transport.messages import CHUNK_BYTES, SLOTS, Chunk, Present, Time, message_array, parse_message
 from wsgrad.transport.tracing import Alignment
 
 if TYPE_CHECKING:
@@ -66,11 +66,16 @@ class RemoteNode:
     Attributes:
         name: its name in device ids.
         devices: what it offers; set by whoever registers them.
+        shown: how it shows itself.
     """
 
-    def __init__(self, connection: TrioConnection, name: str, limits: Limits) -> None:
+    def __init__(
+        self, connection: TrioConnection, name: str, limits: Limits, presented: Callable[[RemoteNode], None]
+    ) -> None:
         self.name = name
         self.devices: list[Device] = []
+        self.shown = Present("", False, 0)
+        self._presented = presented
         self._connection = connection
         self._limits = limits
         self._link = _NodeLink(self._drained)
@@ -92,9 +97,15 @@ class RemoteNode:
 
         Raises:
             DeviceLost: the node has left, or has as many queues as it may.
+            DeviceError: it takes no work at present.
         """
         if self._left:
             raise DeviceLost(f"node {self.name!r} has left")
+        if self.shown.paused:
+            raise DeviceError(
+                f"device {queue.device.id!r} is paused by its owner; take another, or wait until `paused` is no longer "
+                "among its properties"
+            )
         if len(self._ports) >= _MAX_QUEUES:
             raise DeviceLost(f"node {self.name!r} has {_MAX_QUEUES} queues open already")
         self._last = next(self._numbers)
@@ -102,6 +113,7 @@ class RemoteNode:
         options: dict[str, object] = {
             "memory": self._limits.max_session_memory,
             "launch_seconds": self._limits.launch_seconds,
+            "client": queue.session.agent,
         }
         port.attach(queue.session.number, index, options)
         queue.session.start(port.wait_open)
@@ -118,6 +130,11 @@ class RemoteNode:
             assert isinstance(answer, Time)
             self.alignment.answer(answer)
             return
+        if received.head[0] == Present.KIND:
+            shown = parse_message(received.head)
+            assert isinstance(shown, Present)
+            self.present(shown)
+            return
         port = self._port(received.head)
         if port is None:
             return
@@ -125,6 +142,19 @@ class RemoteNode:
             port.owner.reply(port, received.head, received.raw, received.bulk)
         except InvalidReply as exc:
             raise ProtocolError(f"an invalid reply: {exc}", close_code=1008) from exc
+
+    def present(self, shown: Present) -> None:
+        """Show the node like this from now on.
+
+        Raises:
+            ProtocolError: the list of devices would be too long with it.
+        """
+        before, self.shown = self.shown, shown
+        try:
+            self._presented(self)
+        except ProtocolError:
+            self.shown = before
+            raise
 
     def leave(self, reason: str) -> None:
         """The connection is over: every queue on the node's devices is lost. Idempotent."""

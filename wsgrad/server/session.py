@@ -105,14 +105,16 @@ class Session:
     Attributes:
         key: what a client needs to attach; never logged.
         number: its name in logs and towards nodes.
+        agent: what its client calls itself.
         trace: measures while the client makes a timeline; None most of the time.
         ended: set when it has ended.
         freed: set when nothing of it is left.
     """
 
-    def __init__(self, hub: Hub, key: bytes, number: int, limits: Limits) -> None:
+    def __init__(self, hub: Hub, key: bytes, number: int, limits: Limits, *, agent: str) -> None:
         self.key = key
         self.number = number
+        self.agent = agent
         self.limits = limits
         self.statistics = hub.statistics
         self.blobs = hub.blobs
@@ -308,6 +310,7 @@ class Session:
             case Close():
                 self._queue(message.queue).close()
                 del self._queues[message.queue]
+                self._hub.loads_changed()
             case Bye():
                 self.end(1000, "the client said good-bye")
             case Clock():
@@ -330,6 +333,11 @@ class Session:
         """Give a queue a turn soon."""
         self._todo[queue] = None
         self._work.set()
+
+    @property
+    def devices_in_use(self) -> list[str]:
+        """The id of each open queue's device."""
+        return [queue.device.id for queue in self._queues.values()]
 
     def device(self, device: str) -> Device | None:
         """The device of that id, if it is there now."""
@@ -415,6 +423,7 @@ class Session:
             device = missing_device(message.device, error)
         # One that can't open exists all the same: commands for it are on their way, and others may wait for them.
         self._queues[message.queue] = Queue(self, message.queue, device)
+        self._hub.loads_changed()
         _log.info("session %d opens %s", self.number, device.id)
 
     def _destination(self, head: list[object], nbytes: int) -> memoryview | None:
