@@ -8,11 +8,12 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def running(*arguments):
+def running(*arguments, **variables):
     """A server on a free port of this machine; gives its address with the token."""
     reader, writer = os.pipe()
     command = [sys.executable, "-m", "wsgrad.server", "--port", "0", "--log-level", "warning", *arguments]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WSGRAD_")}
+    environment |= variables
     process = subprocess.Popen(
         [*command, "--ready-fd", str(writer)], pass_fds=(writer,), stdin=subprocess.DEVNULL, env=environment
     )

@@ -224,6 +224,14 @@ class AsyncServer(BaseServer[AsyncDevice]):
                 await device.synchronize()
         await trio.lowlevel.cancel_shielded_checkpoint()
 
+    async def wait_for_device(self, name: str) -> AsyncDevice:
+        """Wait until a device of that id, label or kind is there and not paused, such as a browser tab that joins.
+
+        Raises:
+            ConnectionLost: the session ended meanwhile.
+        """
+        return await self._driver.wait(lambda: self._start_awaiting(name))
+
     def trace(self, path: str | os.PathLike[str]) -> AbstractAsyncContextManager[None]:
         """For `async with`: write a timeline of what happens inside to a file, for Perfetto or `wsgrad trace`.
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from wsgrad.client.arrays import Array, check_dtype
 from wsgrad.client.blobs import Hasher
 from wsgrad.client.buffer import BaseBuffer, numbered_shape, size_in_words
 from wsgrad.client.caller import caller_line
+from wsgrad.client.devices import Devices
 from wsgrad.client.handle import Handle
 from wsgrad.client.program import BaseProgram
 from wsgrad.client.recorders import OPEN, recorder_of, refuse
@@ -27,7 +27,7 @@ from wsgrad.errors import DeviceError, OutOfMemory
 from wsgrad.transport.messages import INLINE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import ArrayLike, DTypeLike
 
@@ -44,46 +44,6 @@ P = TypeVar("P", bound=BaseProgram)
 D = TypeVar("D", bound="BaseDevice[Any, Any]")
 
 _MAX_NBYTES = (1 << 53) - 1  # what the protocol can say
-
-
-class Devices(Sequence[D]):
-    """A server's devices as they are now: by index, id or label, or the first of a kind."""
-
-    def __init__(self, server: BaseServer[D]) -> None:
-        self._server = server
-
-    @overload
-    def __getitem__(self, key: int | str) -> D: ...
-    @overload
-    def __getitem__(self, key: slice) -> list[D]: ...
-    def __getitem__(self, key: int | str | slice) -> D | list[D]:
-        """The device of that index, id or label, or the first of that kind.
-
-        Raises:
-            DeviceError: no device has that name.
-            IndexError: there are not so many.
-        """
-        rows = self._server._device_rows()
-        if isinstance(key, slice):
-            return [self._server._device(str(row["id"])) for row in rows[key]]
-        if isinstance(key, int):
-            if not -len(rows) <= key < len(rows):
-                raise IndexError(f"there is no device {key}; {self._server._offer()}")
-            return self._server._device(str(rows[key]["id"]))
-        for name in ("id", "label", "kind"):
-            for row in rows:
-                if row.get(name) == key:
-                    return self._server._device(str(row["id"]))
-        raise DeviceError(f"there is no device {key!r}; {self._server._offer()}", details={"device": key})
-
-    def __len__(self) -> int:
-        return len(self._server._device_rows())
-
-    def __iter__(self) -> Iterator[D]:
-        return iter([self._server._device(str(row["id"])) for row in self._server._device_rows()])
-
-    def __repr__(self) -> str:
-        return repr(list(self))
 
 
 class BaseServer(ABC, Generic[D]):
@@ -141,6 +101,23 @@ class BaseServer(ABC, Generic[D]):
         if device is None:
             device = self._made[identity] = self._new_device(identity)
         return device
+
+    def _look(self) -> None:
+        """Take note of what the server has said; where something always listens there is nothing to do."""
+
+    def _start_awaiting(self, name: str) -> Wait[D]:
+        """A wait for a device of that id, label or kind."""
+        self._session.check()
+        devices = self.devices
+        found: list[D] = []
+
+        def came() -> bool:
+            device = devices._awaited(name)
+            if device is not None:
+                found.append(device)
+            return device is not None
+
+        return self._session.when(came, lambda _: found[0])
 
     def _offer(self) -> str:
         """The devices there are, in words."""

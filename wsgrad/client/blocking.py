@@ -11,6 +11,7 @@ from wsgrad.client.base import BaseDevice, BaseServer
 from wsgrad.client.blobs import MIN_CACHED
 from wsgrad.client.buffer import BaseBuffer
 from wsgrad.client.core import Session
+from wsgrad.client.devices import no_device_came
 from wsgrad.client.embedded import EmbeddedServer
 from wsgrad.client.events import BaseEvent
 from wsgrad.client.graph import Graph
@@ -242,6 +243,18 @@ class Server(BaseServer[Device]):
             if device._queue is not None:
                 device.synchronize(timeout=timeout)
 
+    def wait_for_device(self, name: str, *, timeout: float | None = None) -> Device:
+        """Wait until a device of that id, label or kind is there and not paused, such as a browser tab that joins.
+
+        Raises:
+            TimeoutError: none came within `timeout` seconds.
+            ConnectionLost: the session ended meanwhile.
+        """
+        try:
+            return self._driver.run(lambda: self._start_awaiting(name), timeout)
+        except TimeoutError:
+            raise TimeoutError(no_device_came(name, timeout, self._offer())) from None
+
     def trace(
         self, path: str | os.PathLike[str], *, timeout: float | None = None
     ) -> contextlib.AbstractContextManager[None]:
@@ -295,6 +308,10 @@ class Server(BaseServer[Device]):
 
     def _call(self, issue: Callable[[], T]) -> T:
         return self._driver.call(issue)
+
+    def _look(self) -> None:
+        if not self._session.over:
+            self._driver.flush(lambda: None)
 
     def _room(self, queue: Queue) -> None:
         if queue.unsent_bytes > MAX_UNSENT:

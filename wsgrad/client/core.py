@@ -7,7 +7,7 @@ where bulk goes, and sends what `link` holds; callers issue work through `queues
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from wsgrad.client.blobs import Sources, new_statistics
 from wsgrad.client.events import SessionEvents
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
     from wsgrad.client.trace import SessionTrace
     from wsgrad.transport.connection import Received
+
+T = TypeVar("T")
 
 _MAX_IDS: Final = 1 << 32
 _NUMBERED: Final = 16
@@ -105,7 +107,7 @@ class Session:
         self._queues: dict[int, Queue] = {}
         self._next_queue = 0
         self._parsed: tuple[list[object], Message] | None = None
-        self._conditions: list[tuple[Callable[[], bool], Wait[None]]] = []
+        self._conditions: list[tuple[Callable[[], bool], Wait[Any]]] = []
         self._unopened: list[Queue] = []
         self._told = False  # whether a caller has met what ended the session
 
@@ -236,9 +238,13 @@ class Session:
         self.flush()
         return self.when(condition)
 
-    def when(self, condition: Callable[[], bool]) -> Wait[None]:
-        """A wait until the server's acknowledgements and credit have brought this about."""
-        wait: Wait[None] = Wait(lambda _: None)
+    @overload
+    def when(self, condition: Callable[[], bool]) -> Wait[None]: ...
+    @overload
+    def when(self, condition: Callable[[], bool], finish: Callable[[object], T]) -> Wait[T]: ...
+    def when(self, condition: Callable[[], bool], finish: Callable[[object], Any] = lambda _: None) -> Wait[Any]:
+        """A wait until what the server says has brought this about; `finish` makes its result."""
+        wait: Wait[Any] = Wait(finish)
         self._conditions.append((condition, wait))
         self._settle_conditions()
         return wait
@@ -306,6 +312,7 @@ class Session:
         message = parsed[1] if parsed is not None and parsed[0] is head else parse_message(head)
         if not self.attached:
             self._attach(message)
+            self._settle_conditions()
             return
         if message.KIND >= _NUMBERED:
             # Counted first: whatever this message causes to be sent tells of it.

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+import trio
 
 from wsgrad.client.async_face import AsyncDevice, AsyncServer, open_server
 from wsgrad.client.blocking import Device, Server, connect
+from wsgrad.client.devices import AllDevices, no_device_came
 from wsgrad.client.target import wanted_url
-from wsgrad.errors import DeviceError, WsgradError, error_code, error_from_wire
+from wsgrad.errors import WsgradError, error_code, error_from_wire
 from wsgrad.transport.url import parse_endpoint
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Mapping, Sequence
     from types import TracebackType
 
     from wsgrad.client.base import BaseDevice, BaseServer
@@ -28,57 +30,8 @@ S = TypeVar("S", bound="BaseServer[Any]")
 D = TypeVar("D", bound="BaseDevice[Any, Any]")
 
 _START_SECONDS = 30.0
-
-
-class AllDevices(Sequence[D]):
-    """The devices of several servers as they are now, in order: by index, id or label, or the first of a kind."""
-
-    def __init__(self, servers: Sequence[BaseServer[D]]) -> None:
-        self._servers = servers
-
-    @overload
-    def __getitem__(self, key: int | str) -> D: ...
-    @overload
-    def __getitem__(self, key: slice) -> list[D]: ...
-    def __getitem__(self, key: int | str | slice) -> D | list[D]:
-        """The device of that index, id or label, or the first of that kind.
-
-        Raises:
-            DeviceError: no device has that name, or devices of several servers have it.
-            IndexError: there are not so many.
-        """
-        devices = list(self)
-        if isinstance(key, slice):
-            return devices[key]
-        if isinstance(key, int):
-            if not -len(devices) <= key < len(devices):
-                raise IndexError(f"there is no device {key}; {self._offer()}")
-            return devices[key]
-        for found in (
-            [device for device in devices if device.id == key],
-            [device for device in devices if device.label == key],
-        ):
-            if len(found) > 1:
-                places = " and ".join(device.server._address for device in found)
-                raise DeviceError(f"{key!r} is a device of {places}: choose by index", details={"device": key})
-            if found:
-                return found[0]
-        for device in devices:
-            if device.kind == key:
-                return device
-        raise DeviceError(f"there is no device {key!r}; {self._offer()}", details={"device": key})
-
-    def __len__(self) -> int:
-        return sum(len(server.devices) for server in self._servers)
-
-    def __iter__(self) -> Iterator[D]:
-        return iter([device for server in self._servers for device in server.devices])
-
-    def __repr__(self) -> str:
-        return repr(list(self))
-
-    def _offer(self) -> str:
-        return "; ".join(server._offer() for server in self._servers)
+_LOOK_SECONDS = 0.1
+"""How long one server's news may wait while another's are waited for."""
 
 
 class BaseServers(Generic[S, D]):
@@ -160,6 +113,28 @@ class Servers(BaseServers[Server, Device]):
         for server in self._servers:
             server.synchronize(timeout=deadline.left)
 
+    def wait_for_device(self, name: str, *, timeout: float | None = None) -> Device:
+        """Wait until one of the servers has a device of that id, label or kind that is not paused.
+
+        Raises:
+            TimeoutError: none came within `timeout` seconds.
+            ConnectionLost: every session has ended.
+        """
+        deadline = _Deadline(timeout)
+        while True:
+            living = [server for server in self._servers if not server.closed] or self._servers[:1]
+            for server in living:
+                left = deadline.left
+                seconds = _LOOK_SECONDS / len(living) if len(living) > 1 or left is None else left
+                try:
+                    return server.wait_for_device(name, timeout=seconds if left is None else min(seconds, left))
+                except TimeoutError:
+                    if deadline.left == 0.0:
+                        raise TimeoutError(no_device_came(name, timeout, self.devices._offer())) from None
+                except WsgradError:
+                    if self.closed:
+                        raise
+
     def close(self, *, timeout: float | None = None) -> None:
         """Wait for what was issued, then end all sessions. Idempotent.
 
@@ -206,6 +181,30 @@ class AsyncServers(BaseServers[AsyncServer, AsyncDevice]):
         """Wait until everything issued on every device has run."""
         for server in self._servers:
             await server.synchronize()
+
+    async def wait_for_device(self, name: str) -> AsyncDevice:
+        """Wait until one of the servers has a device of that id, label or kind that is not paused.
+
+        Raises:
+            ConnectionLost: every session has ended.
+        """
+        found: list[AsyncDevice] = []
+        errors: list[WsgradError] = []
+
+        async def wait(server: AsyncServer) -> None:
+            try:
+                found.append(await server.wait_for_device(name))
+            except WsgradError as exc:
+                errors.append(exc)
+            else:
+                nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            for server in self._servers:
+                nursery.start_soon(wait, server)
+        if not found:
+            raise errors[0]
+        return found[0]
 
     async def _drain(self) -> None:
         first: WsgradError | None = None

@@ -84,6 +84,7 @@ class Outbox:
 
     Attributes:
         unsent_bytes: bytes of commands that wait here; the owner's caller stops at `MAX_UNSENT`.
+        acked: all commands up to this number have run or were dropped.
         pushed: all commands up to this number have been given to the link.
         statistics: counters; the session puts one table in place of those of its queues.
     """
@@ -95,7 +96,7 @@ class Outbox:
         self._link = link
         self._queue = queue
         self._credit = SLOTS
-        self._acked = -1
+        self.acked = -1
         self._items: deque[_Item | Stream] = deque()
         self._cached: deque[Stream] = deque()
         self._sent: deque[tuple[int, int]] = deque()
@@ -224,7 +225,7 @@ class Outbox:
             if stream.missing:
                 if not self._pump_stream(stream):
                     break
-            elif stream.number > self._acked:
+            elif stream.number > self.acked:
                 break
             else:
                 self.statistics["cache_hits"] += 1
@@ -264,7 +265,7 @@ class Outbox:
 
     def acknowledged(self, number: int) -> None:
         """The device has worked off all commands up to `number`."""
-        self._acked = number
+        self.acked = number
         while self._sent and self._sent[0][0] <= number:
             self._unacked_bytes -= self._sent.popleft()[1]
 

@@ -116,6 +116,11 @@ class Queue:
         return self._next - 1
 
     @property
+    def unfinished(self) -> int:
+        """How many commands were issued that are not known to have run."""
+        return self._next - 1 - max(self.outbox.acked, 0) + len(self.launches)
+
+    @property
     def unsent_bytes(self) -> int:
         """Bytes of commands in memory that are not given to the link."""
         return self.outbox.unsent_bytes + self._batch_nbytes
