@@ -40,6 +40,8 @@ LIBRARIES = {
     "wsproto": ("transport.handshake_blocking",),
     "asyncio": (),
     "blake3": ("client.blobs", "server.blobs"),
+    "cryptography": ("server.selfsigned",),
+    "segno": ("server.invitation",),
 }
 # The protocol does no I/O: bytes in, events out.
 SANS_IO = ("transport.cbor", "transport.frames", "transport.connection", "transport.link")

@@ -186,7 +186,7 @@ def test_a_taken_port_is_named(tmp_path):
         ((), {"WSGRAD_TOKEN": "with space"}, "WSGRAD_TOKEN: a token is"),
         ((), {"WSGRAD_TOKEN": "same-token-twice-1", "WSGRAD_NODE_TOKEN": "same-token-twice-1"}, "must differ"),
         (("--token-file", "/nonexistent"), {}, "/nonexistent can't be read"),
-        (("--tls-cert", "/nonexistent"), {}, "--tls-cert /nonexistent"),
+        (("--tls-cert", "/nonexistent"), {}, "--tls-cert: /nonexistent can't be read"),
         (("--ready-fd", "777"), {}, "--ready-fd: 777 is not an open descriptor"),
     ],
 )

@@ -17,6 +17,7 @@ GOOD = {
     "--cpu-threads": ("3", 3),
     "--unconfined": ("1", True),
     "--token-file": ("/etc/tokens", "/etc/tokens"),
+    "--tls": ("1", True),
     "--tls-cert": ("c.pem", "c.pem"),
     "--tls-key": ("k.pem", "k.pem"),
     "--allow-host": ("Box.example:7000", ("box.example:7000",)),
@@ -78,7 +79,7 @@ def extra(flag):
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.flag)
 def test_a_flag_and_its_variable_set_the_same(option):
     text, value = GOOD[option.flag]
-    flag = [option.flag] if option.flag == "--unconfined" else [option.flag, text]
+    flag = [option.flag] if option.metavar == "" else [option.flag, text]
     by_flag = parse(flag + extra(option.flag), {})
     by_variable = parse(extra(option.flag), {option.variable: text})
     assert getattr(by_flag, option.attribute) == getattr(by_variable, option.attribute) == value

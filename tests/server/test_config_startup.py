@@ -5,7 +5,7 @@ import os
 import pytest
 from edge_port import TOKENS
 
-from wsgrad.server import startup
+from wsgrad.server import addresses, startup
 from wsgrad.server.announce import announced
 from wsgrad.server.config import Config
 
@@ -60,7 +60,7 @@ def test_an_address_others_can_reach_is_warned_of_unless_there_is_tls():
     [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("box", False), ("10.0.0.1", False)],
 )
 def test_loopback_is_told_from_the_rest(host, loopback):
-    assert startup.is_loopback(host) is loopback
+    assert addresses.is_loopback(host) is loopback
 
 
 def test_a_file_of_tokens_goes_too_where_the_rest_of_the_announcement_fails(tmp_path):

@@ -11,7 +11,7 @@ from edge_port import TOKENS, bearer, read_answer, serving
 from server_process import running_server
 
 from wsgrad.errors import Unauthorized
-from wsgrad.server.listener import tls_context
+from wsgrad.server.tls import tls_context
 from wsgrad.transport.cbor import encode
 from wsgrad.transport.frames import Closed
 from wsgrad.transport.handshake_trio import open_websocket

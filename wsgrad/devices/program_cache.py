@@ -12,8 +12,12 @@ import os
 import secrets
 import stat
 from functools import cache
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+from wsgrad.devices.directories import user_directory
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _DIGEST_BYTES: Final = 32
 _MAX_BYTES: Final = 256 << 20
@@ -21,10 +25,12 @@ _MAX_ENTRY_BYTES: Final = 64 << 20
 
 
 def default_directory() -> Path:
-    """`$XDG_CACHE_HOME/wsgrad/programs`, by default under `~/.cache` (XDG Base Directory Specification)."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(home) if os.path.isabs(home) else Path.home() / ".cache"
-    return base / "wsgrad" / "programs"
+    """`$XDG_CACHE_HOME/wsgrad/programs`, by default under `~/.cache`.
+
+    Raises:
+        NoHome: the user has neither.
+    """
+    return user_directory("XDG_CACHE_HOME", ".cache", os.environ) / "programs"
 
 
 class ProgramCache:

@@ -5,21 +5,28 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import trio
 
-from wsgrad.errors import DeviceError
-from wsgrad.server import lifetime, logs
+from wsgrad.devices import program_cache
+from wsgrad.devices.directories import user_directory
+from wsgrad.errors import DeviceError, WsgradError
+from wsgrad.server import blobs, lifetime, logs
 from wsgrad.server.announce import check_ready_fd
 from wsgrad.server.config import PROGRAM, fail, parse
 from wsgrad.server.hub import start_zygote
-from wsgrad.server.listener import tls_context
+from wsgrad.server.selfsigned import keep_certificate
 from wsgrad.server.startup import settle
-from wsgrad.server.tokens import VARIABLES, Role, TokenError, load_tokens
+from wsgrad.server.tls import tls_context
+from wsgrad.server.tokens import VARIABLES, Role, load_tokens
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Sequence
+
+    from wsgrad.server.config import Config
 
 _OPEN_FILES = 1 << 16
 
@@ -41,11 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check_ready_fd(config.ready_fd)
     try:
         tokens, warnings = load_tokens(config.token_file, os.environ)
-        tls = tls_context(config.tls_cert, config.tls_key) if config.tls else None
-    except TokenError as exc:
+        config, tls = _tls(config)
+        _check_directories(config)
+    except WsgradError as exc:
         fail(str(exc))
-    except OSError as exc:
-        fail(f"--tls-cert {config.tls_cert} --tls-key {config.tls_key or '(none)'}: {exc.strerror or exc}")
     # Node processes inherit the environment, and what runs there is a stranger's.
     for variable in VARIABLES.values():
         os.environ.pop(variable, None)
@@ -71,6 +77,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if zygote is not None:
             zygote.stop()
     return 0
+
+
+def _tls(config: Config) -> tuple[Config, ssl.SSLContext | None]:
+    """The settings with the certificate to use, and what encrypts.
+
+    Raises:
+        WsgradError: there is none, or it can't be used.
+    """
+    if config.self_signed:
+        kept = keep_certificate(config, user_directory("XDG_STATE_HOME", ".local/state", os.environ))
+        if kept.replaces is not None:
+            _log.warning(
+                "made a new certificate, because the old one %s; clients know it by the sha256 of the new URL",
+                kept.replaces,
+            )
+        _log.info("clients may trust this server by its certificate %s", kept.certificate)
+        config = replace(config, self_signed=False, tls_cert=str(kept.pair))
+    return config, tls_context(config.tls_cert, config.tls_key) if config.tls else None
+
+
+def _check_directories(config: Config) -> None:
+    """Raises `WsgradError` where what is kept between starts has no place."""
+    if config.devices:
+        program_cache.default_directory()
+    if config.cache_size and not config.cache_dir:
+        blobs.default_directory()
 
 
 def _raise_file_limit() -> None:

@@ -10,16 +10,17 @@ import json
 import logging
 import os
 import socket
-import ssl
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wsgrad.server.addresses import is_loopback
 from wsgrad.server.config import fail, version
+from wsgrad.server.invitation import join_url, page_address, terminal_code
 from wsgrad.server.options import address_of
+from wsgrad.server.tls import fingerprint_of
 from wsgrad.server.tokens import VARIABLES, Role, token_directory, write_private
-from wsgrad.transport.tls import certificate_fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -66,18 +67,6 @@ class Announcement:
             "pid": os.getpid(),
         }
         return json.dumps(value) + "\n"
-
-
-def fingerprint_of(cert: str) -> str | None:
-    """The SHA-256 of the first certificate of a PEM file."""
-    with open(cert, encoding="ascii", errors="replace") as file:
-        text = file.read()
-    begin, end = ssl.PEM_HEADER, ssl.PEM_FOOTER
-    start = text.find(begin)
-    stop = text.find(end, start)
-    if start < 0 or stop < 0:
-        return None
-    return certificate_fingerprint(ssl.PEM_cert_to_DER_cert(text[start : stop + len(end)]))
 
 
 def reachable_host(host: str, *, local: bool) -> str:
@@ -156,8 +145,26 @@ def _show(announcement: Announcement, terminal: TextIO | None) -> None:
     for role in (Role.NODE, Role.ADMIN):
         if role in announcement.tokens.generated:
             lines.append(f"  {VARIABLES[role]}={announcement.tokens.of(role)}")
+    lines += _invite(announcement, terminal)
     with contextlib.suppress(OSError):
         print("\n".join(lines), file=terminal, flush=True)
+
+
+def _invite(announcement: Announcement, terminal: TextIO) -> list[str]:
+    """How a browser's tab becomes a device: the page's URL, and where another device can open it, its QR code."""
+    config = announcement.config
+    page = join_url(page_address(config, announcement.port), announcement.tokens.node)
+    lines = [f"  a browser tab becomes a device at {page}"]
+    if is_loopback(config.host):
+        return lines
+    if not config.tls:
+        return [*lines, "  phones and other machines offer WebGPU to https only: start with --tls"]
+    try:
+        columns = os.get_terminal_size(terminal.fileno()).columns
+    except OSError:
+        columns = 0
+    code = terminal_code(page, columns) if (terminal.encoding or "").lower().replace("-", "") == "utf8" else None
+    return lines if code is None else [*lines, "", code]
 
 
 def describe(device: Mapping[str, object]) -> str:

@@ -16,15 +16,16 @@ import secrets
 import stat
 import time
 from collections import deque
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import trio
 
+from wsgrad.devices.directories import user_directory
 from wsgrad.transport.messages import CHUNK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from blake3 import blake3
 
@@ -41,10 +42,12 @@ _TEMPORARY: Final = ".new-"
 
 
 def default_directory() -> Path:
-    """`$XDG_CACHE_HOME/wsgrad/blobs`, by default under `~/.cache` (XDG Base Directory Specification)."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(home) if os.path.isabs(home) else Path.home() / ".cache"
-    return base / "wsgrad" / "blobs"
+    """`$XDG_CACHE_HOME/wsgrad/blobs`, by default under `~/.cache`.
+
+    Raises:
+        NoHome: the user has neither.
+    """
+    return user_directory("XDG_CACHE_HOME", ".cache", os.environ) / "blobs"
 
 
 class Reading:

@@ -54,6 +54,7 @@ class Config:
     cpu_threads: int = field(default_factory=_default_threads)
     unconfined: bool = False
     token_file: str = ""
+    self_signed: bool = False
     tls_cert: str = ""
     tls_key: str = ""
     allow_hosts: tuple[str, ...] = ()
@@ -82,7 +83,7 @@ class Config:
     @property
     def tls(self) -> bool:
         """Whether connections are encrypted."""
-        return bool(self.tls_cert)
+        return self.self_signed or bool(self.tls_cert)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,13 @@ _GROUPS: tuple[tuple[str, tuple[_Option, ...]], ...] = (
         (
             _Option("--host", "host", "ADDRESS", options.listen_host, "address or name to listen on"),
             _Option("--port", "port", "N", options.integer(0, 65535), "port to listen on; 0 takes a free one"),
+            _Option(
+                "--tls",
+                "self_signed",
+                "",
+                options.boolean,
+                "serve wss:// and https:// with a certificate of this machine's own, made and kept by itself",
+            ),
             _Option(
                 "--tls-cert", "tls_cert", "FILE", options.word, "certificate chain in PEM: serve wss:// and https://"
             ),
@@ -265,6 +273,8 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Config:
             if given is not None:
                 values[option.attribute] = _convert(option, source, given)
     config = Config(**values)  # type: ignore[arg-type]
+    if config.self_signed and config.tls_cert:
+        fail("--tls makes a certificate, and --tls-cert gives one: use one of them")
     if config.tls_key and not config.tls_cert:
         fail("--tls-key needs --tls-cert")
     return config

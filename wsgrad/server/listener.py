@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-import ssl
 from collections import Counter
 from typing import TYPE_CHECKING, Protocol, get_args
 
@@ -33,6 +32,7 @@ from wsgrad.transport.messages import (
 from wsgrad.transport.trio_driver import TrioConnection, peer_of
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Iterator
 
     from wsgrad.server.config import Config
@@ -64,19 +64,6 @@ class Hub(Protocol):
 
     def status(self) -> dict[str, object]:
         """Sessions, devices and counters for `/status.json`."""
-
-
-def tls_context(cert: str, key: str) -> ssl.SSLContext:
-    """The server's side of TLS 1.2 and up.
-
-    Raises:
-        OSError: a file can't be read, or holds no certificate or key (`ssl.SSLError`).
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(cert, key or None, password="")  # an encrypted key is an error, not a prompt
-    context.set_alpn_protocols(["http/1.1"])
-    return context
 
 
 async def open_listeners(host: str, port: int) -> list[trio.SocketListener]:
@@ -209,7 +196,7 @@ class Port:
         if self._tls is None:
             if first[0] != _TLS_RECORD:
                 return stream
-            self._note_refusal(peer, "it speaks TLS, but there is no --tls-cert")
+            self._note_refusal(peer, "it speaks TLS, but this port does not: start with --tls or --tls-cert")
             return None
         if first[0] != _TLS_RECORD:
             self._note_refusal(peer, "it does not speak TLS")

@@ -7,16 +7,10 @@ from typing import TYPE_CHECKING
 
 from wsgrad.devices.confine import probe_node_confinement
 from wsgrad.devices.sandbox import probe_compiler_confinement
-from wsgrad.server.options import address_of
+from wsgrad.server.addresses import is_loopback
 
 if TYPE_CHECKING:
     from wsgrad.server.config import Config
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the host; names other than localhost count as reachable."""
-    address = address_of(host)
-    return host == "localhost" if address is None else address.is_loopback
 
 
 def settle(config: Config) -> tuple[Config, list[str]]:
@@ -29,8 +23,8 @@ def settle(config: Config) -> tuple[Config, list[str]]:
     warnings = []
     if not is_loopback(config.host) and not config.tls:
         warnings.append(
-            f"{config.host} can be reached from other machines, and without --tls-cert tokens and data cross the "
-            "network in the clear; use TLS, a reverse proxy or a tunnel"
+            f"{config.host} can be reached from other machines, and without --tls tokens and data cross the "
+            "network in the clear; use --tls, a reverse proxy or a tunnel"
         )
     if not config.devices:
         return config, warnings

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wsgrad.devices.directories import user_directory
 from wsgrad.errors import WsgradError
 
 if TYPE_CHECKING:
@@ -146,12 +147,15 @@ def _parse_lines(path: str, text: str) -> dict[Role, str]:
 
 
 def token_directory(environment: Mapping[str, str]) -> Path:
-    """Where generated tokens are kept: the user's runtime directory, else wsgrad's own below the state directory."""
+    """Where generated tokens are kept: the user's runtime directory, else wsgrad's own below the state directory.
+
+    Raises:
+        NoHome: the user has none of them.
+    """
     runtime = environment.get("XDG_RUNTIME_DIR", "")
     if runtime.startswith("/") and os.path.isdir(runtime):
         return Path(runtime)
-    state = environment.get("XDG_STATE_HOME", "")
-    return (Path(state) if state.startswith("/") else Path.home() / ".local" / "state") / "wsgrad"
+    return user_directory("XDG_STATE_HOME", ".local/state", environment)
 
 
 def write_private(path: Path, text: str) -> None:
