@@ -1,11 +1,16 @@
 """Fixtures: one Chromium and one Firefox for all tests, and a server for the pages they open."""
 
 import os
+import sys
+from pathlib import Path
 
 import chromium as chromium_module
 import firefox as firefox_module
 import pytest
 from page_files import PageFiles
+
+# Its helpers start real servers. Last in the path: it has a conftest of its own.
+sys.path.append(str(Path(__file__).parent.parent / "server"))
 
 BROWSERS_ARE_REQUIRED = os.environ.get("WSGRAD_REQUIRE_BROWSERS") == "1"
 
@@ -18,8 +23,14 @@ def require(found, name, package):
 
 
 @pytest.fixture(scope="session")
-def chromium():
+def chromium_command():
+    """The browser's command, for tests that start it their own way."""
     require(chromium_module.find(), "Chromium", "chromium")
+    return chromium_module.find()
+
+
+@pytest.fixture(scope="session")
+def chromium(chromium_command):
     browser = chromium_module.Chromium()
     yield browser
     browser.close()
