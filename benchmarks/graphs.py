@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import wsgrad
+from benchmarks.chain import chain
 from benchmarks.delayed import DelayedLink
 from benchmarks.processes import server_process
 from benchmarks.report import Figure, Report
@@ -96,22 +97,48 @@ def measure_delay(report: Report, url: str, *, rounds: int) -> None:
             report.add(Figure(name, trips, "round trips", 2.0, "lower", detail))
 
 
-def measure_transfer(report: Report, source: wsgrad.Device, target: wsgrad.Device, *, nbytes: int) -> None:
-    """A transfer inside a graph against one thread's memcpy into memory that was used before."""
+def measure_transfer(report: Report, source: wsgrad.Device, target: wsgrad.Device, *, nbytes: int, rounds: int) -> None:
+    """A transfer inside a graph beside one thread's memcpy into memory that was used before."""
     x, y = source.zeros(nbytes, np.uint8), target.zeros(nbytes, np.uint8)
     x.fill(7)
     with wsgrad.record(source, target) as graph:
         y.copy_from(x)
     graph.run(wait=True)
-    moved = min(seconds(lambda: graph.run(wait=True)) for _ in range(3))
     a, b = np.full(nbytes, 7, np.uint8), np.full(nbytes, 1, np.uint8)
-    copied = min(seconds(lambda: np.copyto(b, a)) for _ in range(3))
+    pairs = [(seconds(lambda: np.copyto(b, a)), seconds(lambda: graph.run(wait=True))) for _ in range(rounds)]
+    copied, moved = (statistics.median(values) for values in zip(*pairs, strict=True))
     mib = nbytes >> 20
-    report.add(Figure("memcpy of one thread", nbytes / copied / 1e6, "MB/s"))
+    report.add(Figure("memcpy of one thread", nbytes / copied / 1e6, "MB/s", detail=f"median of {rounds}"))
     report.add(Figure(f"transfer of {mib} MiB between two devices", nbytes / moved / 1e6, "MB/s"))
-    report.add(Figure("transfer, share of memcpy", copied / moved, "", 0.2))
+    report.add(Figure("transfer, share of memcpy", statistics.median(c / m for c, m in pairs), "", 0.2))
     if not np.array_equal(y[-8:].numpy(), np.full(8, 7)):
         raise AssertionError("the target has other bytes than were sent")
+
+
+def measure_servers(report: Report, urls: list[str], *, nbytes: int, rounds: int) -> None:
+    """A transfer from server to server beside raw TCP through as many processes: node, server, server, node."""
+    with wsgrad.connect_all([f"{url}*1" for url in urls]) as servers, chain(processes=4, nbytes=nbytes) as raw:
+        source, target = servers.devices
+        x, y = source.zeros(nbytes, np.uint8), target.zeros(nbytes, np.uint8)
+        x.fill(7)
+
+        def moved() -> None:
+            y.copy_from(x)
+            target.synchronize()
+
+        moved()
+        raw.send()
+        pairs = [(raw.send(), seconds(moved)) for _ in range(rounds)]
+        if servers.statistics["relayed"]:
+            raise AssertionError("the servers had no link")
+        if not np.array_equal(y[-8:].numpy(), np.full(8, 7)):
+            raise AssertionError("the target has other bytes than were sent")
+    mib = nbytes >> 20
+    theirs, ours = (statistics.median(values) for values in zip(*pairs, strict=True))
+    report.add(Figure("raw TCP through four processes", nbytes / theirs / 1e6, "MB/s", detail=f"median of {rounds}"))
+    report.add(Figure(f"transfer of {mib} MiB between two servers", nbytes / ours / 1e6, "MB/s"))
+    share = statistics.median(raw_s / our_s for raw_s, our_s in pairs)
+    report.add(Figure("transfer between servers, share of raw TCP", share, "", 0.5))
 
 
 def measure_overlap(report: Report, one: wsgrad.Device, other: wsgrad.Device, *, nbytes: int) -> None:
@@ -149,9 +176,11 @@ def measure(report: Report, *, rounds: int, nbytes: int) -> None:
         with wsgrad.connect(process.url) as server:
             one, other = server.devices
             measure_replay(report, one, rounds=rounds)
-            measure_transfer(report, one, other, nbytes=nbytes)
+            measure_transfer(report, one, other, nbytes=nbytes, rounds=max(5, rounds // 20))
             measure_overlap(report, one, other, nbytes=nbytes // 4)
         measure_delay(report, process.url, rounds=max(3, rounds // 20))
+        with server_process(["--device", "cpu", "--cpu-threads", "1"]) as second:
+            measure_servers(report, [process.url, second.url], nbytes=nbytes, rounds=max(5, rounds // 20))
 
 
 def main() -> None:
