@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import select
 import signal
@@ -12,7 +13,7 @@ import sys
 import pytest
 from device_rigs import PATIENCE_SECONDS, ZygoteClient
 
-from wsgrad.devices.ring import UPLOAD_SLOTS
+from wsgrad.devices.ring import UPLOAD_SLOTS, Ring
 from wsgrad.transport import cbor
 from wsgrad.transport import commands as c
 from wsgrad.transport import messages as m
@@ -200,6 +201,37 @@ def test_a_chunk_out_of_order_ends_the_node(zygote, toolbox):
     node.send(m.Slot(node.queue, 1, 50, UPLOAD_SLOTS[0], 50))
     assert os.waitstatus_to_exitcode(node.ended()) == 70
     node.close()
+
+
+def test_a_chunk_is_read_where_another_nodes_ring_has_it(node):
+    source = Ring.create()
+    source.slot(5)[:4] = b"lent"
+    fd = source.open_to_read()
+    node.send(m.Lend(node.queue, 3), fd=fd)
+    os.close(fd)
+    node.batch(c.Alloc(1, 4), c.Upload(1, 1, 0, 4))
+    node.send(m.Slot(node.queue, 1, 0, 3 * 8 + 5, 4))
+    assert node.read(1, 4) == b"lent"
+    node.send(m.Lend(node.queue, 3))
+    assert node.read(1, 4) == b"lent"
+    node.batch(c.Upload(2, 1, 0, 4))
+    node.send(m.Slot(node.queue, 2, 0, 3 * 8 + 5, 4))
+    assert os.waitstatus_to_exitcode(node.ended()) == 70
+    source.close()
+
+
+def test_a_lent_ring_cannot_be_written_to():
+    ring = Ring.create()
+    fd = ring.open_to_read()
+    with pytest.raises(PermissionError):
+        mmap.mmap(fd, 4096)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.write(fd, b"x")
+    with mmap.mmap(fd, 4096, prot=mmap.PROT_READ) as view:
+        ring.slot(0)[:2] = b"on"
+        assert view[:2] == b"on"
+    os.close(fd)
+    ring.close()
 
 
 def test_nodes_end_with_their_zygote_and_it_with_its_server(native_program, toolbox):

@@ -266,6 +266,48 @@ async def test_a_device_lost_in_the_middle_of_a_transfer(server):
         assert await b.read(1, 0, 2) == b"on"
 
 
+async def test_rings_are_lent_once_for_each_life_of_their_node_and_given_back(server):
+    nbytes = 3 * MIB
+    async with server.client() as client:
+        a, b, other = await opened(client, 3)
+        for queue in (a, b, other):
+            queue.batch(c.Alloc(1, nbytes))
+        queues = server.session(client)._queues
+        for life in range(1, 5):
+            for number, value in ((1, b"x"), (2, b"y")):
+                a.batch(c.Fill(1, 0, nbytes, value))
+                transfer(a, b, 10 * life + number, nbytes)
+                assert await b.download(1, 0, nbytes) == value * nbytes
+            transfer(other, b, 10 * life, nbytes)
+            await b.done()
+            lent = queues[2]._port._lenders
+            assert {port for port in lent if not port.closed} == {queues[1]._port, queues[3]._port}
+            assert len(lent) <= 3
+            os.kill(queues[1]._port._process.pid, 9)
+            await a.failure()
+            a.reopen()
+            a.batch(c.Alloc(1, nbytes))
+
+
+async def test_chunks_that_a_lost_target_has_not_read_are_the_sources_again(server):
+    nbytes = 16 * MIB
+    async with server.client() as client:
+        a, b, other = await opened(client, 3)
+        for queue in (a, b, other):
+            queue.batch(c.Alloc(1, nbytes))
+        a.batch(c.Fill(1, 0, nbytes, b"z"))
+        b.program(0, SPIN, "spin", "p", name="spin")
+        await b.done()
+        b.launches([0, 0, 1], 1)
+        transfer(a, b, 1, nbytes)
+        port = server.session(client)._queues[2]._port
+        await eventually(lambda: len(port._with_node) == 4)
+        os.kill(port._process.pid, 9)
+        await b.failure()
+        transfer(a, other, 2, nbytes)
+        assert await other.download(1, 0, nbytes) == b"z" * nbytes
+
+
 async def test_a_session_that_ends_in_the_middle_leaves_nothing(server):
     async with server.client() as client:
         a, b = await opened(client)

@@ -16,7 +16,7 @@ from wsgrad.devices import confine
 from wsgrad.devices.base import Outlet
 from wsgrad.devices.cpu import CpuRuntime
 from wsgrad.devices.executor import Executor
-from wsgrad.devices.ring import DOWNLOAD_SLOTS, Ring
+from wsgrad.devices.ring import DOWNLOAD_SLOTS, SLOTS, LentRing, Ring
 from wsgrad.errors import ProtocolError
 from wsgrad.transport import cbor, express
 from wsgrad.transport import messages as m
@@ -186,6 +186,7 @@ def _serve(sock: socket.socket, ring_fd: int, native: Native, options: Mapping[s
         sock.send(express.answer(request.queue, request.number, request.number, data))
         return True
 
+    lent: dict[int, LentRing] = {}
     send(m.Result(attach.queue, 0, runtime.describe()), None)
     while True:
         send.flush()
@@ -196,7 +197,8 @@ def _serve(sock: socket.socket, ring_fd: int, native: Native, options: Mapping[s
         message, bulk, fd = received
         match message:
             case m.Slot():
-                bulk = ring.slot(message.slot)[: message.nbytes]
+                number, slot = divmod(message.slot, SLOTS)
+                bulk = (lent[number] if number else ring).slot(slot)[: message.nbytes]
                 executor.handle(m.Chunk(message.queue, message.transfer, message.offset), bulk)
             case (
                 m.Batch() | m.Launches() | m.Load() | m.Abort() | m.Fail() | m.Credit()
@@ -205,6 +207,10 @@ def _serve(sock: socket.socket, ring_fd: int, native: Native, options: Mapping[s
                 if bulk is not None and executor.waiting:
                     bulk = memoryview(bytearray(bulk))
                 executor.handle(message, bulk, fd)
+            case m.Lend() if fd is not None:
+                lent[message.ring] = LentRing(fd)
+            case m.Lend():
+                lent.pop(message.ring).close()
             case m.Close():
                 return
             case _:

@@ -1,5 +1,7 @@
 """The memory that a server shares with one local node process: slots for bulk and a page that shows progress.
 
+Another node of the same session may map it too, to read what is sent to it where its source has put it.
+
 Nobody is woken through it; messages on the node's socket say when a slot is full or empty. The node runs a stranger's
 machine code, so the server takes nothing in here as checked.
 """
@@ -11,6 +13,8 @@ import mmap
 import os
 import struct
 from typing import Final
+
+from wsgrad.devices import linux
 
 SLOT_BYTES: Final = 1 << 20
 SLOTS: Final = 8
@@ -83,8 +87,12 @@ class Ring:
         self._counter += 1
         _PROGRESS.pack_into(self._view, _CONTROL, number, running, self._counter, step)
 
+    def open_to_read(self) -> int:
+        """A descriptor of the ring through which nobody can write to it; the caller closes it."""
+        return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
+
     def close_fd(self) -> None:
-        """Close the descriptor once the other end has its own; the mapping stays."""
+        """Close the descriptor; the mapping stays."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -99,3 +107,20 @@ class Ring:
         except BufferError:
             # A view of a slot is still in use, by a receive under way for instance: it frees the mapping at its end.
             return
+
+
+class LentRing:
+    """The slots of another node's ring, mapped to be read; writing to them ends the process."""
+
+    def __init__(self, fd: int) -> None:
+        # Not by the module mmap, which duplicates the descriptor: a confined process may not do that.
+        self._address = linux.mmap(0, _CONTROL, linux.PROT_READ, linux.MAP_SHARED, fd)
+        self._view = memoryview((ctypes.c_char * _CONTROL).from_address(self._address)).cast("B")
+
+    def slot(self, index: int) -> memoryview:
+        """The bytes of one slot."""
+        return self._view[index * SLOT_BYTES : (index + 1) * SLOT_BYTES]
+
+    def close(self) -> None:
+        """Unmap it; nothing may refer to its slots any more."""
+        linux.munmap(self._address, _CONTROL)

@@ -201,10 +201,8 @@ class Feed:
     def put(self, chunk: FlowChunk) -> None:
         assert self.port is not None
         assert self._receiving is not None
-        slot, kept = self.port.take_chunk(chunk.bulk, owned=chunk.owned)
-        self.port.send_chunk(self._receiving.transfer, self._offset, slot, kept, client=False)
+        self.port.pass_on(self._receiving.transfer, self._offset, chunk)
         self._offset += len(chunk.bulk)
-        chunk.taken()
 
     def finished(self) -> None:
         assert self.port is not None

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import trio
 
 from wsgrad.devices import elf
-from wsgrad.devices.ring import DOWNLOAD_SLOTS, UPLOAD_SLOTS, Ring
+from wsgrad.devices.ring import DOWNLOAD_SLOTS, SLOTS, UPLOAD_SLOTS, Ring
 from wsgrad.errors import DeviceLost, ProtocolError
 from wsgrad.server.outstanding import InvalidReply
-from wsgrad.server.port import Loss, Owner, Port
+from wsgrad.server.port import DownloadChunk, Loss, Owner, Port
 from wsgrad.server.watchdog import Watchdog
 from wsgrad.transport import cbor, express
-from wsgrad.transport.messages import INLINE_BYTES, Load, ReadData, Slot, Spans, message_array
+from wsgrad.transport.messages import INLINE_BYTES, Lend, Load, ReadData, Slot, Spans, message_array
 from wsgrad.transport.tracing import MAX_SPANS_NBYTES
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from wsgrad.server.limits import Limits
     from wsgrad.server.programs import Job
+    from wsgrad.server.transfers import FlowChunk
     from wsgrad.server.zygote import NodeProcess, Zygote
     from wsgrad.transport.messages import Program
 
@@ -103,6 +104,8 @@ class LocalPort(Port):
         }
         self._watchdog = Watchdog(limits.launch_seconds)
         self._downloaded = 0
+        self._lenders: dict[LocalPort, int] = {}
+        self._lent = 0
         try:
             self._ring = Ring.create()
             try:
@@ -150,7 +153,7 @@ class LocalPort(Port):
         fd = -1 if binary is None else elf.memfd(binary)
         self._write([cbor.encode(message_array(load))], fd)
 
-    def download_slot(self, message: Slot) -> memoryview:
+    def download_slot(self, message: Slot, chunk: DownloadChunk) -> memoryview:
         expected = DOWNLOAD_SLOTS[self._downloaded % len(DOWNLOAD_SLOTS)]
         if message.slot != expected:
             raise InvalidReply(f"slot {message.slot} where {expected} comes next")
@@ -158,7 +161,40 @@ class LocalPort(Port):
         slot = self._ring.slot(expected)
         if message.nbytes > len(slot):
             raise InvalidReply(f"{message.nbytes} bytes in a slot of {len(slot)}")
+        chunk.slot = expected
         return slot[: message.nbytes]
+
+    def pass_on(self, transfer: int, offset: int, chunk: FlowChunk) -> None:
+        # Another local node's chunk stays where it is until ours has read it there: it is not copied here.
+        lent = chunk.taken
+        if (
+            self.closed
+            or not isinstance(lent, DownloadChunk)
+            or lent.slot is None
+            or (ring := self._ring_of(lent.port)) is None
+        ):
+            super().pass_on(transfer, offset, chunk)
+            return
+        self._with_node.append((self._free.popleft(), False, lent))
+        message = Slot(self.number, transfer, offset, SLOTS * ring + lent.slot, len(chunk.bulk))
+        self._write([cbor.encode(message_array(message))])
+
+    def _ring_of(self, lender: Port) -> int | None:
+        """By which number our node knows another's ring; None where it can't be lent."""
+        ring = self._lenders.get(lender) if isinstance(lender, LocalPort) else None
+        if ring is not None or not isinstance(lender, LocalPort) or lender._session != self._session:
+            return ring
+        in_use = {lent.port for _, _, lent in self._with_node if lent is not None}
+        for gone in [port for port in self._lenders if port.closed and port not in in_use]:
+            self._write([cbor.encode(message_array(Lend(self.number, self._lenders.pop(gone))))])
+        try:
+            fd = lender._ring.open_to_read()
+        except OSError:
+            return None
+        self._lent += 1
+        self._lenders[lender] = self._lent
+        self._write([cbor.encode(message_array(Lend(self.number, self._lent)))], fd)
+        return self._lent
 
     # -- Port
 
@@ -229,7 +265,6 @@ class LocalPort(Port):
         except DeviceLost as error:
             self._loss = Loss(str(error))
             return
-        self._ring.close_fd()
         self.attach(self._session, self._index, self._options)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._write_backlog)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wsgrad.server.programs import Job
+    from wsgrad.server.transfers import FlowChunk
     from wsgrad.transport.express import Answer
     from wsgrad.transport.messages import Message, Program, Slot
 
@@ -41,11 +42,16 @@ class Loss:
 
 
 class DownloadChunk:
-    """A chunk of a download in its node's slot; calling it says that its bytes are no longer needed there."""
+    """A chunk of a download in its node's slot; calling it says that its bytes are no longer needed there.
 
-    __slots__ = ("_changed", "done")
+    `slot` is which one of the port's shared ring, if it has one.
+    """
 
-    def __init__(self, changed: Callable[[], None]) -> None:
+    __slots__ = ("_changed", "done", "port", "slot")
+
+    def __init__(self, port: Port, changed: Callable[[], None]) -> None:
+        self.port = port
+        self.slot: int | None = None
         self.done = False
         self._changed = changed
 
@@ -103,7 +109,7 @@ class Port(ABC):
         self.closed = False
         self.traces: set[int] = set()
         self._free = deque(range(SLOTS))
-        self._with_node: deque[tuple[int, bool]] = deque()
+        self._with_node: deque[tuple[int, bool, DownloadChunk | None]] = deque()
         self._downloads: deque[DownloadChunk] = deque()
 
     @property
@@ -198,8 +204,14 @@ class Port(ABC):
     def send_chunk(self, transfer: int, offset: int, slot: int, bulk: memoryview, *, client: bool) -> None:
         """Send a chunk that `take_chunk` took; `client` if its credit is the client's."""
         if not self.closed:
-            self._with_node.append((slot, client))
+            self._with_node.append((slot, client, None))
             self._send_slot(transfer, offset, slot, bulk)
+
+    def pass_on(self, transfer: int, offset: int, chunk: FlowChunk) -> None:
+        """Send another queue's chunk; there is room for it."""
+        slot, kept = self.take_chunk(chunk.bulk, owned=chunk.owned)
+        self.send_chunk(transfer, offset, slot, kept, client=False)
+        chunk.taken()
 
     def credit(self, slots: int) -> int:
         """Check the node's credit for chunks that it has worked off. Returns how many of them were the client's."""
@@ -207,9 +219,11 @@ class Port(ABC):
             raise InvalidReply(f"credit for {slots} chunks when {len(self._with_node)} are with it")
         clients = 0
         for _ in range(slots):
-            slot, client = self._with_node.popleft()
+            slot, client, lent = self._with_node.popleft()
             self._free.append(slot)
             clients += client
+            if lent is not None:
+                lent()
         return clients
 
     @property
@@ -221,7 +235,7 @@ class Port(ABC):
         """The node sends a chunk of a download; checks that it had credit for one more."""
         if len(self._downloads) >= SLOTS:
             raise InvalidReply(f"more than {SLOTS} chunks without credit")
-        chunk = DownloadChunk(self._download_done)
+        chunk = DownloadChunk(self, self._download_done)
         self._downloads.append(chunk)
         return chunk
 
@@ -234,8 +248,8 @@ class Port(ABC):
         if slots:
             self.send_message(Credit(self.number, slots))
 
-    def download_slot(self, message: Slot) -> memoryview:
-        """The bytes of a chunk that lies in a shared ring."""
+    def download_slot(self, message: Slot, chunk: DownloadChunk) -> memoryview:
+        """The bytes of a chunk that lies in a shared ring; notes its slot."""
         raise InvalidReply("a slot from a node without a ring")
 
     def close(self) -> None:
@@ -244,6 +258,10 @@ class Port(ABC):
             self.send_message(Close(self.number))
             self.closed = True
             self._downloads.clear()  # each refers to this port, which holds a mapping
+            with_node, self._with_node = self._with_node, deque()
+            for _, _, lent in with_node:
+                if lent is not None:
+                    lent()
             self._end()
 
 

@@ -370,7 +370,7 @@ class Queue:
         seen = port.take_download()
         owned = isinstance(message, Chunk)
         if isinstance(message, Slot):
-            bulk = port.download_slot(message)
+            bulk = port.download_slot(message, seen)
         elif bulk is None:
             bulk = _NOTHING
         download = self._out.chunk(message.transfer, message.offset, len(bulk))

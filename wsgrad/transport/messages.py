@@ -30,6 +30,7 @@ from wsgrad.transport.fields import (
 from wsgrad.transport.node_messages import Attach as Attach
 from wsgrad.transport.node_messages import Fail as Fail
 from wsgrad.transport.node_messages import Graph as Graph
+from wsgrad.transport.node_messages import Lend as Lend
 from wsgrad.transport.node_messages import Load as Load
 from wsgrad.transport.node_messages import Present as Present
 from wsgrad.transport.node_messages import Replay as Replay
@@ -448,7 +449,7 @@ Message: TypeAlias = (
     | Ack | Result | ReadData | Failed | Compiled | Ticket | Dialled
     | Missing | KnownProgram | Source
     | Clock | Time | Trace | Traced | Profile | Spans
-    | Attach | Load | Slot | Fail | Graph | Replay | Unrecord | Present
+    | Attach | Load | Slot | Lend | Fail | Graph | Replay | Unrecord | Present
 )  # fmt: skip
 
 BULK_KINDS = frozenset({Launches.KIND, Program.KIND, Chunk.KIND, Record.KIND, ReadData.KIND, Source.KIND})

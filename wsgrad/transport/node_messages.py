@@ -66,6 +66,18 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
+class Lend:
+    """Server → local node: the ring of another local node of its session, to be read, is beside the message.
+
+    A `Slot` of it counts its slots from `8 * ring` on; `ring` is above 0. Without a descriptor the ring goes.
+    """
+
+    KIND: ClassVar[int] = 57
+    queue: U32
+    ring: U32
+
+
+@dataclass(frozen=True, slots=True)
 class Fail:
     """Server → node: take the place of command `number`, which the server refused, and fail with this error."""
 
