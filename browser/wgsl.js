@@ -2,6 +2,15 @@
 // Reads from WGSL source what a launch needs to know: bindings, entry points, overrides; it checks no other syntax. The
 // twin of wsgrad/graph/wgsl.py. A classic script: it defines `wgsl`, and Node gets the same functions from `require`.
 
+/**
+ * A buffer of `@group(0)`: `index` is its `@binding`, which is the argument's place; `type` is written without blanks.
+ * @typedef {{index: number, space: 'storage' | 'uniform', access: 'read' | 'read_write', type: string, name: string}} WgslBinding
+ */
+/** @typedef {{name: string, stage: string, workgroupSize: string[]}} WgslEntryPoint */
+/** @typedef {{name: string, id: number | null, type: string | null, hasDefault: boolean}} WgslOverride */
+/** @typedef {{bindings: WgslBinding[], entryPoints: WgslEntryPoint[], overrides: WgslOverride[]}} WgslModule */
+/** @typedef {{text: string, start: number}} WgslToken */
+
 const wgsl = (() => {
   // WGSL's blanks and line breaks, which are not JavaScript's.
   const LINE_BREAK = /\r\n|[\n\v\f\r\x85\u2028\u2029]/gu;
@@ -22,15 +31,6 @@ const wgsl = (() => {
       this.name = 'WgslError';
     }
   }
-
-  /**
-   * A buffer of `@group(0)`: `index` is its `@binding`, which is the argument's place; `type` is written without blanks.
-   * @typedef {{index: number, space: 'storage' | 'uniform', access: 'read' | 'read_write', type: string, name: string}} Binding
-   */
-  /** @typedef {{name: string, stage: string, workgroupSize: string[]}} EntryPoint */
-  /** @typedef {{name: string, id: number | null, type: string | null, hasDefault: boolean}} Override */
-  /** @typedef {{bindings: Binding[], entryPoints: EntryPoint[], overrides: Override[]}} Module */
-  /** @typedef {{text: string, start: number}} Token */
 
   /**
    * The source with blanks for its comments, every other character and line in its place. Block comments nest; one that
@@ -78,7 +78,7 @@ const wgsl = (() => {
 
   /**
    * @param {string} text
-   * @returns {Token[]}
+   * @returns {WgslToken[]}
    */
   function tokens(text) {
     const found = [];
@@ -98,17 +98,17 @@ const wgsl = (() => {
       this.source = source;
       this.tokens = tokens(withoutComments(source));
       this.at = 0;
-      /** @type {Map<string, {name: Token, values: Token[]}>} */
+      /** @type {Map<string, {name: WgslToken, values: WgslToken[]}>} */
       this.attributes = new Map();
-      /** @type {Map<number, Binding>} */
+      /** @type {Map<number, WgslBinding>} */
       this.bindings = new Map();
-      /** @type {EntryPoint[]} */
+      /** @type {WgslEntryPoint[]} */
       this.entryPoints = [];
-      /** @type {Override[]} */
+      /** @type {WgslOverride[]} */
       this.overrides = [];
     }
 
-    /** @returns {Module} */
+    /** @returns {WgslModule} */
     module() {
       for (let token = this.next(); token; token = this.next()) {
         if (token.text === '@') {
@@ -137,7 +137,7 @@ const wgsl = (() => {
     attribute() {
       const name = this.next();
       if (!name) return;
-      /** @type {Token[]} */
+      /** @type {WgslToken[]} */
       let values = [];
       if (this.peek() === '(') {
         this.next();
@@ -146,7 +146,7 @@ const wgsl = (() => {
       this.attributes.set(name.text, { name, values });
     }
 
-    /** @param {Token} keyword */
+    /** @param {WgslToken} keyword */
     readVar(keyword) {
       /** @type {string[]} */
       let template = [];
@@ -193,7 +193,7 @@ const wgsl = (() => {
 
     /**
      * @param {string} key
-     * @param {Token} name
+     * @param {WgslToken} name
      */
     number(key, name) {
       const attribute = this.attributes.get(key);
@@ -233,7 +233,7 @@ const wgsl = (() => {
       this.overrides.push({ name: name.text, id, type, hasDefault: equals < rest.length });
     }
 
-    /** @param {Token | undefined} token */
+    /** @param {WgslToken | undefined} token */
     skipDeclaration(token) {
       for (; token && token.text !== ';'; token = this.next()) {
         if (token.text in OPEN) {
@@ -245,7 +245,7 @@ const wgsl = (() => {
 
     // -- tokens
 
-    /** @returns {Token | undefined} */
+    /** @returns {WgslToken | undefined} */
     next() {
       return this.tokens[this.at++];
     }
@@ -271,7 +271,7 @@ const wgsl = (() => {
     }
 
     /**
-     * @param {Token} token
+     * @param {WgslToken} token
      * @param {string} message
      * @returns {never}
      */
@@ -286,12 +286,12 @@ const wgsl = (() => {
     }
   }
 
-  /** @param {Token[]} list */
+  /** @param {WgslToken[]} list */
   const joined = (list) => list.map(({ text }) => text).join('');
 
   /**
    * The texts between the commas that are outside of brackets.
-   * @param {Token[]} list
+   * @param {WgslToken[]} list
    */
   function split(list) {
     const parts = [''];

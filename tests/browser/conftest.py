@@ -7,6 +7,7 @@ from pathlib import Path
 import chromium as chromium_module
 import firefox as firefox_module
 import pytest
+from gpu_rig import GpuRig
 from page_files import PageFiles
 
 # Its helpers start real servers. Last in the path: it has a conftest of its own.
@@ -55,3 +56,33 @@ def page_files():
     files = PageFiles()
     yield files
     files.close()
+
+
+@pytest.fixture(scope="session", params=["chromium-worker", "chromium-page", "chromium-file", "firefox-worker"])
+def any_rig(request, page_files):
+    """A GPU runtime's rig in each place where one can live."""
+    name, place = request.param.split("-")
+    rig = GpuRig(request.getfixturevalue(name), page_files, worker=place == "worker", file=place == "file")
+    yield rig
+    rig.close()
+
+
+@pytest.fixture
+def any_gpu(any_rig):
+    """A fresh runtime in each place where one can live."""
+    any_rig.open()
+    return any_rig
+
+
+@pytest.fixture(scope="session")
+def chromium_rig(chromium, page_files):
+    rig = GpuRig(chromium, page_files, worker=True)
+    yield rig
+    rig.close()
+
+
+@pytest.fixture
+def gpu(chromium_rig):
+    """A fresh runtime in a worker of Chromium."""
+    chromium_rig.open()
+    return chromium_rig
