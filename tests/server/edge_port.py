@@ -34,6 +34,15 @@ class EchoHub:
         self.nodes.append(peer)
         await connection.run(lambda received: connection.send(received.raw, received.bulk))
 
+    def knows_node(self, secret):
+        return False
+
+    def node(self, name):
+        return None
+
+    def forget_node(self, name):
+        return False
+
     def status(self):
         return {"sessions": 0, "devices": []}
 

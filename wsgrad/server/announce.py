@@ -23,7 +23,7 @@ from wsgrad.server.tls import fingerprint_of
 from wsgrad.server.tokens import VARIABLES, Role, token_directory, write_private
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import TextIO
 
     from wsgrad.server.config import Config
@@ -68,6 +68,10 @@ class Announcement:
         }
         return json.dumps(value) + "\n"
 
+    def tokens_json(self) -> str:
+        """What the file of generated tokens holds."""
+        return json.dumps({"url": self.url, **{role.value: self.tokens.of(role) for role in Role}}) + "\n"
+
 
 def reachable_host(host: str, *, local: bool) -> str:
     """A name for an address: the wildcard ones can't be connected to everywhere."""
@@ -90,7 +94,7 @@ def announced(config: Config, tokens: Tokens, port: int, devices: Sequence[Mappi
     host = reachable_host(config.host, local=scripted)
     sha256 = fingerprint_of(config.tls_cert) if config.tls else None
     announcement = Announcement(config, tokens, host, port, sha256, devices)
-    written: list[Path] = []
+    written: dict[Path, Callable[[], str]] = {}
     terminal = next((stream for stream in (sys.stdout, sys.stderr) if stream is not None and stream.isatty()), None)
     banner = not scripted and (terminal is not None or config.log_format == "text")
     level = logging.DEBUG if banner else logging.INFO
@@ -100,24 +104,39 @@ def announced(config: Config, tokens: Tokens, port: int, devices: Sequence[Mappi
     try:
         if config.ready_file:
             write_private(Path(config.ready_file), announcement.to_json())
-            written.append(Path(config.ready_file))
+            written[Path(config.ready_file)] = announcement.to_json
         if not scripted and terminal is None and tokens.generated:
-            written.append(_keep(announcement))
+            written[_keep(announcement)] = announcement.tokens_json
         if banner:
             _show(announcement, terminal)
         if config.ready_fd >= 0:
             _write_ready(config.ready_fd, announcement.to_json())
-        yield
+        with _kept_up_to_date(tokens, written):
+            yield
     finally:
         for path in written:
             with contextlib.suppress(OSError):
                 path.unlink()
 
 
+@contextlib.contextmanager
+def _kept_up_to_date(tokens: Tokens, written: Mapping[Path, Callable[[], str]]) -> Iterator[None]:
+    """Write the files again whenever there are new tokens."""
+
+    def keep() -> None:
+        for path, text in written.items():
+            write_private(path, text())
+
+    tokens.keepers.append(keep)
+    try:
+        yield
+    finally:
+        tokens.keepers.remove(keep)
+
+
 def _keep(announcement: Announcement) -> Path:
     path = token_directory(os.environ) / f"wsgrad-tokens-{announcement.port}.json"
-    values = {role.value: announcement.tokens.of(role) for role in Role}
-    write_private(path, json.dumps({"url": announcement.url, **values}) + "\n")
+    write_private(path, announcement.tokens_json())
     _log.warning("the tokens of this server are in %s", path)
     return path
 

@@ -18,6 +18,8 @@ from wsgrad.server.tokens import Role
 from wsgrad.transport.messages import SUBPROTOCOL
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from wsgrad.server.config import Config
     from wsgrad.server.http import Request, Response
     from wsgrad.server.tokens import Tokens
@@ -40,6 +42,8 @@ class Rule:
     null_origin: bool = False
     roles: frozenset[Role] = frozenset()
     ticket: bool = False
+    own_origin: bool = False
+    post: bool = False
 
 
 ROUTES = {
@@ -50,6 +54,7 @@ ROUTES = {
     "/v1/node": Rule(websocket=True, null_origin=True, roles=frozenset({Role.NODE})),
 }
 
+ADMIN = Rule(roles=frozenset({Role.ADMIN}), own_origin=True, post=True)
 PAGE = Rule()
 """A page file: no token, since no secret is in it."""
 
@@ -85,8 +90,16 @@ def own_names(host: str) -> frozenset[str]:
 class Gate:
     """The rules of one server."""
 
-    def __init__(self, config: Config, tokens: Tokens, *, names: frozenset[str] | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        tokens: Tokens,
+        *,
+        names: frozenset[str] | None = None,
+        knows_node: Callable[[str], bool] = lambda secret: False,
+    ) -> None:
         self._tokens = tokens
+        self._knows_node = knows_node
         self._tls = config.tls
         self._names = own_names(config.host) if names is None else names
         self._allow_hosts = frozenset(config.allow_hosts)
@@ -164,10 +177,12 @@ class Gate:
         normal = normal_origin(origin)
         # Same scheme, name and port as the request itself: a page on another port of this machine is a stranger.
         if normal is not None and (
-            normal in self._allow_origins
+            (normal in self._allow_origins and not rule.own_origin)
             or (visitor.host is not None and normal == own_origin(visitor.scheme, visitor.host))
         ):
             return None
+        if rule.own_origin:
+            return f"pages of {_shown(origin)} may not use this route: only the server's own may"
         return f"pages of {_shown(origin)} may not use this server; --allow-origin adds an origin"
 
     def _check_token(self, request: Request, rule: Rule) -> Refusal | None:
@@ -176,6 +191,8 @@ class Gate:
         if token is None:
             return _refuse(401, f"the {wanted} token is needed", ("WWW-Authenticate", "Bearer"), why="no token")
         role = self._tokens.role_of(token)
+        if role is None and Role.NODE in rule.roles and self._knows_node(token):
+            return None  # a node that joined before: what it got then stays good when the node token changes
         if role is None:
             refusal = _refuse(401, "the token is wrong", ("WWW-Authenticate", 'Bearer error="invalid_token"'))
             return Refusal(refusal.response, "wrong token", guessed=True)

@@ -9,21 +9,24 @@ import contextlib
 import logging
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
 
-from wsgrad.errors import LimitExceeded, ProtocolError
+from wsgrad.errors import ConnectionLost, LimitExceeded, ProtocolError
 from wsgrad.server import http
-from wsgrad.server.auth import PAGE, ROUTES, Delays, network_of, token_of, wrong_ticket
+from wsgrad.server.admin import is_admin_path
+from wsgrad.server.auth import ADMIN, PAGE, ROUTES, Delays, network_of, token_of, wrong_ticket
 from wsgrad.server.http import MAX_HEAD, BadRequest
 from wsgrad.transport.handshake_trio import accept_websocket, read_http_head
 from wsgrad.transport.messages import SUBPROTOCOL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
-    from wsgrad.server.auth import Gate, Visitor
+    from wsgrad.server.admin import Admin
+    from wsgrad.server.auth import Gate, Rule, Visitor
     from wsgrad.server.http import Request, Response
     from wsgrad.server.pages import Pages
     from wsgrad.server.routes import Route
@@ -64,12 +67,14 @@ class Door:
         status: Callable[[], Mapping[str, object]],
         tickets: Tickets,
         pages: Pages,
+        admin: Admin,
     ) -> None:
         self._gate = gate
         self._counters = counters
         self._status = status
         self._tickets = tickets
         self._pages = pages
+        self._admin = admin
         self._delays = Delays()
         self._delayed: Counter[str] = Counter()
         self.draining = False
@@ -93,7 +98,7 @@ class Door:
         visitor = self._gate.visitor(request, address)
         if visitor.address != address:
             peer = visitor.address
-        answer = await self._answer(request, visitor, peer)
+        answer = await self._answer(request, visitor, peer, partial(_read_body, stream, rest))
         if answer is not None:
             await send(stream, answer, head_only=request.method == "HEAD")
             return None
@@ -114,15 +119,15 @@ class Door:
             return None
         return Admitted(stream, rest, request.path, visitor.address, peer, claim)
 
-    async def _answer(self, request: Request, visitor: Visitor, peer: str) -> Response | None:
+    async def _answer(
+        self, request: Request, visitor: Visitor, peer: str, body: Callable[[int], Awaitable[bytes]]
+    ) -> Response | None:
         """What to say over HTTP. None: the request may become a WebSocket."""
-        rule = PAGE if request.path in self._pages else ROUTES.get(request.path)
+        rule = self._rule(request.path)
         if rule is None:
             return http.text(404, "there is nothing here")
-        if request.method not in ("GET", "HEAD"):
-            return http.text(405, "this route answers GET and HEAD only", ("Allow", "GET, HEAD"))
-        if request.has_body:
-            return http.text(413, "no route here takes a body")
+        if (wrong := _wrong_method(request, rule)) is not None:
+            return wrong
         if (refusal := self._gate.check(request, rule, visitor)) is not None:
             self._note(peer, request.path, refusal.why)
             if refusal.guessed:
@@ -134,9 +139,16 @@ class Door:
         _log.debug("%s asked for %s", peer, request.path)
         if request.path == "/healthz":
             return http.document(503 if self.draining else 200, {"status": "stopping" if self.draining else "ok"})
+        if rule is ADMIN:
+            return await self._admin.answer(request.path, await body(request.body_nbytes or 0), peer)
         if rule is PAGE:
             return self._pages.answer(request.path)
         return http.document(200, self._status())
+
+    def _rule(self, path: str) -> Rule | None:
+        if path in self._pages:
+            return PAGE
+        return ADMIN if is_admin_path(path) else ROUTES.get(path)
 
     async def _delay(self, address: str) -> None:
         self._counters.wrong_tokens += 1
@@ -159,6 +171,35 @@ class Door:
     def _note(self, peer: str, route: str, why: str) -> None:
         self._counters.refused += 1
         _log.info("refused %s at %s: %s", peer, route, why)
+
+
+def _wrong_method(request: Request, rule: Rule) -> Response | None:
+    if rule.post:
+        if request.method != "POST":
+            return http.text(405, "this route answers POST only", ("Allow", "POST"))
+        if request.body_nbytes is None:
+            return http.text(411, "a body needs its Content-Length")
+        if request.body_nbytes > http.MAX_BODY:
+            return http.text(413, f"a body may have {http.MAX_BODY} bytes")
+        return None
+    if request.method not in ("GET", "HEAD"):
+        return http.text(405, "this route answers GET and HEAD only", ("Allow", "GET, HEAD"))
+    return http.text(413, "this route takes no body") if request.has_body else None
+
+
+async def _read_body(stream: trio.abc.Stream, begun: bytes, nbytes: int) -> bytes:
+    """The body of a request, of which some may have come with its head.
+
+    Raises:
+        ConnectionLost: the peer left before its end.
+    """
+    body = bytearray(begun)
+    while len(body) < nbytes:
+        part = await stream.receive_some(nbytes - len(body))
+        if not part:
+            raise ConnectionLost(f"the peer left after {len(body)} of {nbytes} bytes of a body")
+        body += part
+    return bytes(body[:nbytes])
 
 
 async def send(stream: trio.abc.Stream, response: Response, *, head_only: bool = False) -> None:

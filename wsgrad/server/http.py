@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAX_HEAD = 16 * 1024
+MAX_BODY = 4 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,14 @@ class Request:
     def has_body(self) -> bool:
         """Whether a body follows the head."""
         return bool(self.values("transfer-encoding")) or any(value != "0" for value in self.values("content-length"))
+
+    @property
+    def body_nbytes(self) -> int | None:
+        """How many bytes of body follow the head; None where that is not said, or not as it should be."""
+        if self.values("transfer-encoding"):
+            return None
+        lengths = self.values("content-length") or ["0"]
+        return int(lengths[0]) if len(lengths) == 1 and lengths[0].isascii() and lengths[0].isdigit() else None
 
 
 class BadRequest(Exception):

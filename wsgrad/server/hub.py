@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from wsgrad.server.queue import Queue
     from wsgrad.server.routes import Route
     from wsgrad.transport.connection import Received
-    from wsgrad.transport.messages import Program
+    from wsgrad.transport.messages import Present, Program
     from wsgrad.transport.trio_driver import TrioConnection
 
 _log = logging.getLogger(__name__)
@@ -84,6 +84,7 @@ class Hub:
         self._programs: Programs | None = None
         self._nodes: list[RemoteNode] = []
         self._nursery: trio.Nursery | None = None
+        self._own_name = ""
         self._news = trio.Event()
         self._told: list[dict[str, object]] = []
         self.blobs: blobs.BlobCache
@@ -220,13 +221,25 @@ class Hub:
         return {
             "devices": self.devices,
             "sessions": [session.describe() for session in self._sessions.values()],
-            "nodes": [node.name for node in self._nodes],
+            "nodes": [node.describe() for node in self._nodes],
             "processes": 0 if self._zygote is None else self._zygote.processes,
             "compiled": 0 if self._programs is None else self._programs.compiled,
             "compiled_from_cache": 0 if self._programs is None else self._programs.cached,
             "cache": {"kept": self.blobs.kept, "damaged": self.blobs.damaged},
             "statistics": self.statistics.describe(),
         }
+
+    def knows_node(self, secret: str) -> bool:
+        """Whether a node was given this secret when it joined."""
+        return self._registry.name_of(secret) is not None
+
+    def node(self, name: str) -> RemoteNode | None:
+        """The node of that name that dialled in, if it is here."""
+        return next((node for node in self._nodes if node.name == name), None)
+
+    def forget_node(self, name: str) -> bool:
+        """End the secret of a node that dialled in, now or before; whether there was one."""
+        return name != self._own_name and self._registry.forget(name)
 
     async def drain(self, seconds: float) -> None:
         """Open no more sessions, and give running commands so much time; then end every session."""
@@ -316,9 +329,9 @@ class Hub:
             raise ProtocolError(f"this server speaks version {VERSION} of the protocol, not {join.version}")
         name, secret = self._registry.join(join.name, join.secret)
         before = [node for node in self._nodes if node.name == name]
-        node = RemoteNode(connection, name, self._limits, self._presented)
+        node = RemoteNode(connection, name, self._limits, self._presented, agent=clean_label(join.agent))
         try:
-            node.devices = self._registry.add(name, join.devices, node.open)
+            node.joined(self._registry.add(name, join.devices, node.open))
         except ProtocolError:
             if secret != join.secret:
                 self._registry.forget(name)
@@ -336,6 +349,7 @@ class Hub:
     async def _offer_cpu(self, zygote: Zygote) -> None:
         await zygote.settled.wait()
         name, _ = self._registry.join(self._config.name, None)
+        self._own_name = name
         info = cpu_info(
             zygote.compiler,
             threads=self._config.cpu_threads,
@@ -358,8 +372,8 @@ class Hub:
 
         self._registry.add(name, [dict(info) for _ in range(count)], open_port)
 
-    def _presented(self, node: RemoteNode) -> None:
-        self._registry.present(node.devices, node.shown)
+    def _presented(self, node: RemoteNode, shown: Present) -> None:
+        self._registry.present(node.devices, shown, node.shown)
         self.loads_changed()
 
     def _devices_changed(self) -> None:

@@ -16,6 +16,7 @@ import trio
 
 from wsgrad.errors import ConnectionLost, WsgradError
 from wsgrad.server import http, pages, status
+from wsgrad.server.admin import Admin
 from wsgrad.server.auth import Gate, network_of, plain_address
 from wsgrad.server.door import Door, send
 from wsgrad.server.pages import Pages
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from wsgrad.server.config import Config
     from wsgrad.server.door import Admitted
+    from wsgrad.server.remote import RemoteNode
     from wsgrad.server.routes import Route
     from wsgrad.server.tickets import Tickets
     from wsgrad.server.tokens import Tokens
@@ -57,6 +59,15 @@ class Hub(Protocol):
 
     async def serve_peer(self, connection: TrioConnection, peer: str, route: Route) -> None:
         """Serve another server's connection until it is over."""
+
+    def knows_node(self, secret: str) -> bool:
+        """Whether a node was given this secret when it joined."""
+
+    def node(self, name: str) -> RemoteNode | None:
+        """The node of that name that dialled in, if it is here."""
+
+    def forget_node(self, name: str) -> bool:
+        """End the secret of that name; whether there was one."""
 
     @property
     def tickets(self) -> Tickets:
@@ -95,7 +106,7 @@ class Port:
     def __init__(self, config: Config, tokens: Tokens, hub: Hub, *, tls: ssl.SSLContext | None = None) -> None:
         self.counters = status.PortCounters()
         self._config = config
-        self._gate = Gate(config, tokens)
+        self._gate = Gate(config, tokens, knows_node=hub.knows_node)
         self._hub = hub
         self._tls = tls
         self._door = Door(
@@ -104,6 +115,7 @@ class Port:
             lambda: status.document(config, self.counters, hub.status()),
             hub.tickets,
             Pages(pages.directory()),
+            Admin(hub, tokens, config.token_file),
         )
         self._connections: Counter[str] = Counter()
         message = config.max_message_size - MAX_HEAD

@@ -63,7 +63,7 @@ class Device:
 
     Attributes:
         info: what clients are told; label, `paused` and memory change when its node is shown otherwise.
-        memory: bytes that it has, whatever cap is set for them now.
+        memory: bytes that it said to have when it joined.
     """
 
     id: str
@@ -135,12 +135,9 @@ class Registry:
         Raises:
             ProtocolError: too many nodes are here.
         """
-        if secret is not None:
-            digest = _digest(secret)
-            for name, known in self._names.items():
-                if secrets.compare_digest(known.digest, digest):
-                    known.present = True
-                    return name, secret
+        if secret is not None and (name := self.name_of(secret)) is not None:
+            self._names[name].present = True
+            return name, secret
         if len(self._names) >= MAX_NAMES:
             absent = next((name for name, known in self._names.items() if not known.present), None)
             if absent is None:
@@ -156,14 +153,23 @@ class Registry:
         self._names[name] = _Name(_digest(new))
         return name, new
 
+    def name_of(self, secret: str) -> str | None:
+        """The name that came with this secret."""
+        digest = _digest(secret)
+        found = None
+        for name, known in self._names.items():
+            if secrets.compare_digest(known.digest, digest):
+                found = name
+        return found
+
     def leave(self, name: str) -> None:
         """A node has left; its name stays its own as long as there is room."""
         if name in self._names:
             self._names[name].present = False
 
-    def forget(self, name: str) -> None:
-        """A name that nobody was told of is free again."""
-        self._names.pop(name, None)
+    def forget(self, name: str) -> bool:
+        """A name is free again, and its secret no longer good; whether there was one."""
+        return self._names.pop(name, None) is not None
 
     def add(self, name: str, described: list[dict[str, object]], opener: Callable[[Queue, int], Port]) -> list[Device]:
         """Offer a node's devices.
@@ -190,7 +196,7 @@ class Registry:
         self.changed()
         return devices
 
-    def present(self, devices: list[Device], shown: Present) -> None:
+    def present(self, devices: list[Device], shown: Present, before: Present) -> None:
         """A node's devices are shown otherwise from now on.
 
         Raises:
@@ -199,21 +205,16 @@ class Registry:
         label = clean_label(shown.label)
         changes: dict[str, dict[str, object]] = {}
         for device in devices:
-            rest = device.id.partition("/")[2]
-            change: dict[str, object] = {
-                "label": device.id if not label else label if len(devices) == 1 else f"{label}/{rest}",
-                "paused": shown.paused,
-            }
-            own = device.memory
-            if shown.memory:
-                change["memory"] = min(own, shown.memory) if isinstance(own, int) else shown.memory
-            elif own is not None:
-                change["memory"] = own
-            changes[device.id] = change
+            change = changes[device.id] = {"paused": shown.paused}
+            if shown.label != before.label:
+                rest = device.id.partition("/")[2]
+                change["label"] = device.id if not label else label if len(devices) == 1 else f"{label}/{rest}"
+            if shown.memory or device.memory is not None:
+                change["memory"] = shown.memory or device.memory
         _check_list(device.info | changes.get(device.id, {}) for device in self._devices.values())
         for device in devices:
             device.info.update(changes[device.id])
-            if not shown.memory and device.memory is None:
+            if "memory" not in changes[device.id]:
                 device.info.pop("memory", None)
 
     def remove(self, devices: list[Device]) -> None:

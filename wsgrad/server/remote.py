@@ -18,7 +18,7 @@ from wsgrad.server.outstanding import InvalidReply
 from wsgrad.server.port import Loss, Port
 from wsgrad.transport import cbor
 from wsgrad.transport.link import Link, Outgoing
-from wsgrad.transport.messages import CHUNK_BYTES, SLOTS, Chunk, Present, Time, message_array, parse_message
+from wsgrad.transport.messages import CHUNK_BYTES, SLOTS, Chunk, Present, Refused, Time, message_array, parse_message
 from wsgrad.transport.tracing import Alignment
 
 if TYPE_CHECKING:
@@ -65,14 +65,22 @@ class RemoteNode:
 
     Attributes:
         name: its name in device ids.
-        devices: what it offers; set by whoever registers them.
+        devices: what it offers.
         shown: how it shows itself.
+        agent: what it calls itself.
     """
 
     def __init__(
-        self, connection: TrioConnection, name: str, limits: Limits, presented: Callable[[RemoteNode], None]
+        self,
+        connection: TrioConnection,
+        name: str,
+        limits: Limits,
+        presented: Callable[[RemoteNode, Present], None],
+        *,
+        agent: str = "",
     ) -> None:
         self.name = name
+        self.agent = agent
         self.devices: list[Device] = []
         self.shown = Present("", False, 0)
         self._presented = presented
@@ -149,12 +157,37 @@ class RemoteNode:
         Raises:
             ProtocolError: the list of devices would be too long with it.
         """
-        before, self.shown = self.shown, shown
-        try:
-            self._presented(self)
-        except ProtocolError:
-            self.shown = before
-            raise
+        self._presented(self, shown)
+        self.shown = shown
+
+    def joined(self, devices: list[Device]) -> None:
+        """These are its devices, shown as it described them."""
+        self.devices = devices
+        labels = {str(device.info["label"]) for device in devices if device.info["label"] != device.id}
+        label = labels.pop() if len(devices) == 1 and labels else ""
+        self.shown = Present(label, any(device.info.get("paused") is True for device in devices), 0)
+
+    def tell(self, shown: Present) -> None:
+        """Tell the node how an administrator wants it shown."""
+        self.send(cbor.encode(message_array(shown)), None)
+
+    def refuse(self, code: str, reason: str) -> None:
+        """Send the node away, saying why."""
+        self._connection.send(cbor.encode(message_array(Refused(code, reason))))
+        self.close(reason)
+
+    def describe(self) -> dict[str, object]:
+        """The node for the status page; without its secret."""
+        return {
+            "name": self.name,
+            "label": self.shown.label or self.name,
+            "paused": self.shown.paused,
+            "memory": self.shown.memory,
+            "agent": self.agent,
+            "peer": self._connection.peer,
+            "devices": [device.id for device in self.devices],
+            "queues": len(self._ports),
+        }
 
     def leave(self, reason: str) -> None:
         """The connection is over: every queue on the node's devices is lost. Idempotent."""

@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from wsgrad.devices.directories import user_directory
 from wsgrad.errors import WsgradError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,256}", re.ASCII)
 _SHORT = 16
@@ -41,16 +41,23 @@ class Role(enum.Enum):
 
 
 VARIABLES = {Role.CLIENT: "WSGRAD_TOKEN", Role.NODE: "WSGRAD_NODE_TOKEN", Role.ADMIN: "WSGRAD_ADMIN_TOKEN"}
+NAMES = {role.value: role for role in Role} | {variable.lower(): role for role, variable in VARIABLES.items()}
+"""What may stand before the `=` in a line of a token file, in any case."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(slots=True, repr=False, eq=False)
 class Tokens:
-    """A token for each role, and which of them this server made itself."""
+    """A token for each role, and which of them this server made itself. Everybody who holds this sees new ones at once.
+
+    Attributes:
+        keepers: called when there are new ones; they belong to those who show them somewhere, and may raise OSError.
+    """
 
     client: str
     node: str
     admin: str
     generated: frozenset[Role] = frozenset()
+    keepers: list[Callable[[], None]] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return "<Tokens>"
@@ -58,6 +65,12 @@ class Tokens:
     def of(self, role: Role) -> str:
         """The token of a role."""
         return {Role.CLIENT: self.client, Role.NODE: self.node, Role.ADMIN: self.admin}[role]
+
+    def replace(self, new: Mapping[Role, str]) -> None:
+        """From now on these are the tokens of their roles."""
+        self.client = new.get(Role.CLIENT, self.client)
+        self.node = new.get(Role.NODE, self.node)
+        self.admin = new.get(Role.ADMIN, self.admin)
 
     def role_of(self, token: str) -> Role | None:
         """Whose token it is. The time taken tells nothing about how much of it is right."""
@@ -103,7 +116,12 @@ def load_tokens(token_file: str, environment: Mapping[str, str]) -> tuple[Tokens
     return tokens, warnings
 
 
-def _read(path: str, warnings: list[str]) -> dict[Role, str]:
+def read_text(path: str) -> tuple[str, int]:
+    """A token file's text and mode.
+
+    Raises:
+        TokenError: it can't be read, or is no text of a sane size.
+    """
     try:
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -115,6 +133,11 @@ def _read(path: str, warnings: list[str]) -> dict[Role, str]:
         raise TokenError(f"--token-file: {path} is not UTF-8 text") from exc
     if len(data) > _MAX_FILE:
         raise TokenError(f"--token-file: {path} is over {_MAX_FILE} bytes")
+    return text, mode
+
+
+def _read(path: str, warnings: list[str]) -> dict[Role, str]:
+    text, mode = read_text(path)
     if stat.S_ISREG(mode) and mode & 0o077:
         warnings.append(f"{path} can be read by others (mode {mode & 0o777:04o}); chmod 600 {path}")
     return _parse_json(path, text) if text.lstrip().startswith("{") else _parse_lines(path, text)
@@ -132,14 +155,13 @@ def _parse_json(path: str, text: str) -> dict[Role, str]:
 
 
 def _parse_lines(path: str, text: str) -> dict[Role, str]:
-    roles = {role.value: role for role in Role} | {variable.lower(): role for role, variable in VARIABLES.items()}
     found = {}
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()
         if not line or line.startswith("#"):
             continue
         name, equals, value = line.partition("=")
-        role = roles.get(name.strip().lower())
+        role = NAMES.get(name.strip().lower())
         if not equals or role is None:
             raise TokenError(f"--token-file: line {number} of {path} is not client=…, node=… or admin=…")
         found[role] = value.strip().strip("\"'")
