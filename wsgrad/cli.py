@@ -1,4 +1,4 @@
-"""The command `wsgrad`: lists a server's devices, measures the way to one, examines this machine, sums up timelines.
+"""The command `wsgrad`: devices of a server, its nodes and tokens, the way to it, this machine, timelines.
 
 It only shows what the client and `devices.doctor` find out: tables for people, JSON for programs.
 """
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _SIZES = (4, 1 << 10, 32 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20)
+_ADMIN_HELP = "The administrator's token stands in WSGRAD_ADMIN_TOKEN or behind the URL as #token=…"
 _JSON_HELP = "write JSON to FILE ('-': standard output) instead of a table"
 
 
@@ -166,6 +167,60 @@ def _trace(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _nodes(arguments: argparse.Namespace) -> int:
+    from wsgrad.client.admin import administration_of
+
+    administration = administration_of(arguments.url)
+    if arguments.action != "list":
+        asked = {"label": arguments.label} if arguments.action == "rename" else None
+        answer = administration.act(arguments.name, arguments.action, asked)
+        if arguments.json:
+            _write_json(answer, arguments.json)
+        else:
+            print(_DONE[arguments.action].format(**{"label": "", "node": ""} | answer))
+        return 0
+    nodes = administration.nodes()
+    if arguments.json:
+        _write_json(nodes, arguments.json)
+        return 0
+    table = _table("nodes that dialled in", "name", "label", "state", "devices", "queues", "from", "agent")
+    for node in nodes:
+        devices = node.get("devices")
+        table.add_row(
+            str(node.get("name")),
+            str(node.get("label")),
+            "paused" if node.get("paused") else "at work",
+            "\n".join(map(str, devices)) if isinstance(devices, list) else "",
+            str(node.get("queues", "")),
+            str(node.get("peer", "")),
+            str(node.get("agent", "")),
+        )
+    _console().print(table)
+    return 0
+
+
+_DONE = {
+    "rename": "{name} is called {label!r}",
+    "pause": "{name} is paused: it takes no new work, and what runs there waits",
+    "resume": "{name} takes work again",
+    "kick": "{name} is sent away until its owner lets it join again",
+    "revoke": "{name} is sent away for good. Nodes that have joined stay; new ones need this token:\n{node}",
+}
+
+
+def _tokens(arguments: argparse.Namespace) -> int:
+    from wsgrad.client.admin import administration_of
+
+    answer = administration_of(arguments.url).rotate_tokens(admin=arguments.admin)
+    if arguments.json:
+        _write_json(answer, arguments.json)
+    else:
+        print("the tokens from now on; who is connected stays, and nodes that have joined before can come back")
+        for role, token in answer.items():
+            print(f"{role}: {token}")
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="wsgrad", description="Use accelerators behind a wsgrad server.")
     parser.add_argument("--version", action="version", version=f"wsgrad {wsgrad.__version__}")
@@ -180,6 +235,33 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--max-size", type=int, default=256, metavar="MIB", help="largest transfer (default 256)")
     for command in (devices, bench):
         command.add_argument("url", nargs="?", metavar="URL", help=url_help)
+    nodes = commands.add_parser("nodes", help="list, rename, pause, resume, kick or revoke nodes that dialled in")
+    nodes.set_defaults(run=_nodes, action="list", url=None, json=None)
+    actions = nodes.add_subparsers(metavar="ACTION")
+    helps = {
+        "list": "what there is",
+        "rename": "give it another label",
+        "pause": "let it take no more work, and hold what it has",
+        "resume": "let it work again",
+        "kick": "send it away until its owner lets it join again",
+        "revoke": "send it away for good and make a new node token",
+    }
+    tokens = commands.add_parser("tokens", help="give a running server new tokens")
+    changes = tokens.add_subparsers(dest="action", metavar="ACTION", required=True)
+    rotate = changes.add_parser("rotate", help="make new tokens for clients and nodes and show them; the old ones end")
+    rotate.set_defaults(run=_tokens)
+    rotate.add_argument("--admin", action="store_true", help="make a new one for administrators too")
+    administrative = [rotate]
+    for action, text in helps.items():
+        command = actions.add_parser(action, help=text)
+        command.set_defaults(action=action)
+        if action != "list":
+            command.add_argument("name", metavar="NODE", help="its name, as `wsgrad nodes list` shows it")
+        if action == "rename":
+            command.add_argument("label", metavar="LABEL", help='what it is called from now on; "" for its name')
+        administrative.append(command)
+    for command in administrative:
+        command.add_argument("url", nargs="?", metavar="URL", help="the server; default: WSGRAD_URL. " + _ADMIN_HELP)
     doctor = commands.add_parser("doctor", help="say which runtimes and confinement work here, and what to install")
     doctor.set_defaults(run=_doctor)
     trace = commands.add_parser("trace", help="show what took the most time in a timeline that server.trace() wrote")
@@ -187,7 +269,7 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument("file", metavar="FILE", help="the timeline")
     trace.add_argument("--top", type=int, default=20, metavar="N", help="how many rows (default 20)")
     trace.add_argument("--items", action="store_true", help="a row for each item of a graph")
-    for command in (devices, bench, doctor, trace):
+    for command in (devices, bench, doctor, trace, *administrative):
         command.add_argument("--json", metavar="FILE", help=_JSON_HELP)
     return parser
 

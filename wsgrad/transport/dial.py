@@ -31,18 +31,8 @@ def dial(
         ConnectionLost: anything else.
     """
     deadline = time.monotonic() + timeout
+    sock = connect_socket(endpoint, cafile=cafile, timeout=timeout)
     try:
-        sock = socket.create_connection((endpoint.host, endpoint.port), timeout=timeout)
-    except ConnectionRefusedError:
-        raise
-    except TimeoutError as exc:
-        raise TimeoutError(f"no connection to {endpoint.url} within {timeout:g} s") from exc
-    except OSError as exc:
-        raise ConnectionLost(f"no connection to {endpoint.url}: {exc}") from exc
-    try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if endpoint.tls:
-            sock = _wrap(sock, endpoint, cafile)
         headers = [] if token is None else [("Authorization", f"Bearer {token}")]
         leftover = open_websocket(
             sock,
@@ -57,6 +47,33 @@ def dial(
         sock.close()
         raise
     return sock, leftover
+
+
+def connect_socket(endpoint: Endpoint, *, cafile: str | None, timeout: float) -> socket.socket:
+    """Open a connection, encrypted and checked where the address asks for it; the socket keeps the timeout.
+
+    Raises:
+        ConnectionRefusedError: nothing listens there.
+        TimeoutError: it took longer than `timeout` seconds.
+        Unauthorized: the server's certificate is not the one to trust.
+        ConnectionLost: anything else.
+    """
+    try:
+        sock = socket.create_connection((endpoint.host, endpoint.port), timeout=timeout)
+    except ConnectionRefusedError:
+        raise
+    except TimeoutError as exc:
+        raise TimeoutError(f"no connection to {endpoint.url} within {timeout:g} s") from exc
+    except OSError as exc:
+        raise ConnectionLost(f"no connection to {endpoint.url}: {exc}") from exc
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if endpoint.tls:
+            sock = _wrap(sock, endpoint, cafile)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def _wrap(sock: socket.socket, endpoint: Endpoint, cafile: str | None) -> socket.socket:
