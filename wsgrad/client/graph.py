@@ -162,7 +162,7 @@ class BaseGraph:
         bindings = self._bindings(plan, substitutions) if substitutions else {}
         self._issue_bound(plan, bindings, given)
 
-    def _run_arguments(self, arguments: Sequence[tuple[BaseBuffer, int, int, int]]) -> None:
+    def _run_arguments(self, arguments: Sequence[tuple[BaseBuffer, int, int, int]], values: Mapping[str, int]) -> None:
         """Run it with other memory in place of its first buffers: some buffer there, the offset, size and an id."""
         plan = self._planned()
         self._check_devices()
@@ -174,7 +174,7 @@ class BaseGraph:
             }
         )
         bindings = {number: (row[3], 0) for number, row in enumerate(arguments) if number in touched}
-        self._issue_bound(plan, bindings, plan.values({}))
+        self._issue_bound(plan, bindings, plan.values(values))
 
     def _issue_bound(self, plan: Plan, bindings: Mapping[int, tuple[int, int]], values: list[int]) -> None:
         for share in self._shares:

@@ -12,7 +12,7 @@ from wsgrad.client.recording import Recorder
 from wsgrad.errors import LaunchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from wsgrad.client.base import BaseDevice
     from wsgrad.client.graph import BaseGraph
@@ -42,8 +42,10 @@ class _Region:
 class Jitted(Generic[P]):
     """A function under `jit`."""
 
-    def __init__(self, function: Callable[P, None]) -> None:
+    def __init__(self, function: Callable[P, None], devices: Sequence[BaseDevice[Any, Any]] = ()) -> None:
+        """Wrap a function that works on `devices`, and on those of its arguments."""
         self._function = function
+        self._devices = devices
         self._graphs: dict[Hashable, BaseGraph] = {}
         functools.update_wrapper(self, function)
 
@@ -57,12 +59,31 @@ class Jitted(Generic[P]):
         Raises:
             LaunchError: the function does what can't be recorded, or returns something.
         """
+        self._replay(args, kwargs)
+
+    def replay(self, buffers: Sequence[BaseBuffer], values: Callable[[], Mapping[str, int]]) -> BaseGraph:
+        """Run the function's work on buffers, with the values that its variables have this time; returns the graph.
+
+        Args:
+            buffers: the function's arguments.
+            values: called once the graph is recorded.
+        """
+        graph = self._replay(tuple(buffers), {}, values)
+        assert graph is not None
+        return graph
+
+    def _replay(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        values: Callable[[], Mapping[str, int]] | None = None,
+    ) -> BaseGraph | None:
         arguments = [*args, *kwargs.values()]
         buffers = [argument for argument in arguments if isinstance(argument, BaseBuffer)]
         if buffers and recorder_of(buffers[0]._device) is not None:
             # Inside another recording its work becomes part of that.
             self._function(*args, **kwargs)
-            return
+            return None
         regions = _regions(buffers)
         order = {base: at for at, base in enumerate(regions)}
         key: list[Hashable] = [tuple(kwargs)]
@@ -88,8 +109,10 @@ class Jitted(Generic[P]):
         while len(self._graphs) > _KEPT:
             self._graphs.pop(next(iter(self._graphs))).free()
         graph._run_arguments(
-            [(region.buffer, region.offset, region.nbytes, region.identity) for region in regions.values()]
+            [(region.buffer, region.offset, region.nbytes, region.identity) for region in regions.values()],
+            {} if values is None else values(),
         )
+        return graph
 
     def _record(
         self,
@@ -98,7 +121,7 @@ class Jitted(Generic[P]):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> BaseGraph:
-        devices: dict[BaseDevice[Any, Any], None] = dict.fromkeys(buffer._device for buffer in buffers)
+        devices = dict.fromkeys([*self._devices, *(buffer._device for buffer in buffers)])
         if not devices:
             raise LaunchError(f"{self!r} was called without a buffer, so nothing tells on which device it works")
         recorder = Recorder(list(devices))

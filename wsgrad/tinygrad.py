@@ -1,0 +1,291 @@
+"""tinygrad's device "WS": tinygrad programs run on the devices of wsgrad servers. Made for tinygrad 0.14.
+
+tinygrad finds it by name (`DEV=WS`) through `wsgrad_tinygrad.pth`. `WS` is the first device of `WSGRAD_URL`, `WS:1` the
+second and so on, over all servers of the list; without a URL it is a server of our own on this machine's CPU. Kernels
+are rendered here, as C or WGSL, and compiled where they run.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from tinygrad.device import BufferSpec, Compiled, Compiler, Device, LRUAllocator, Program, TinyELF
+from tinygrad.dtype import AddrSpace
+from tinygrad.engine.jit import MultiGraphRunner
+from tinygrad.helpers import JIT_BATCH_SIZE, Target, getenv
+from tinygrad.renderer import Renderer
+from tinygrad.renderer.cstyle import ClangRenderer
+from tinygrad.renderer.wgsl import WGSLRenderer
+from tinygrad.schedule.rangeify import DEVICE_MAX_BUFS
+from tinygrad.uop import Ops
+from tinygrad.uop.ops import UOp, sym_infer
+
+import wsgrad
+from wsgrad.client.jit import Jitted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_BUFFERS: Final = 31
+"""Buffers of a kernel in C: with the scalars they stay below what a launch takes."""
+_WRITES: Final = re.compile(r"// writes ([0-9,]*)\n")
+
+
+@functools.cache
+def servers() -> wsgrad.Servers:
+    """The servers whose devices `WS`, `WS:1` … are, in this process."""
+    return wsgrad.connect_all(cache=True, wait=10.0)
+
+
+# -- renderers: source only, the device compiles it
+
+
+def _noted(text: str, bufs: Sequence[tuple[str, tuple[UOp, bool]]], *, first: int = 0) -> str:
+    """The source with the positions of the arguments that it writes, which `WSProgram` reads."""
+    written = ",".join(
+        str(place)
+        for place, (_, (param, mutable)) in enumerate(bufs, first)
+        if mutable and param.addrspace != AddrSpace.ALU
+    )
+    return f"// writes {written}\n{text}"
+
+
+class WSClangRenderer(ClangRenderer):
+    """C, for devices whose compiler is clang or zig. The target's arch ends with the device's threads."""
+
+    def __init__(self, target: Target) -> None:
+        Renderer.__init__(self, target)
+        self.compiler = Compiler()
+
+    @property
+    def global_max(self) -> tuple[int, int, int]:  # type: ignore[override]
+        return int(self.target.arch.rpartition("threads=")[2] or 1), 0, 0
+
+    def render_kernel(
+        self,
+        function_name: str,
+        kernel: list[str],
+        bufs: list[tuple[str, tuple[UOp, bool]]],
+        uops: list[UOp],
+        prefix: list[str] | None = None,
+    ) -> str:
+        return _noted(super().render_kernel(function_name, kernel, bufs, uops, prefix), bufs)
+
+
+class WSWGSLRenderer(WGSLRenderer):
+    """WGSL, for browser tabs and native WebGPU."""
+
+    def render_kernel(
+        self,
+        function_name: str,
+        kernel: list[str],
+        bufs: list[tuple[str, tuple[UOp, bool]]],
+        uops: list[UOp],
+        prefix: list[str] | None = None,
+    ) -> str:
+        # Binding 0 is tinygrad's infinity.
+        return _noted(super().render_kernel(function_name, kernel, bufs, uops, prefix), bufs, first=1)
+
+
+# -- memory
+
+
+class WSAllocator(LRUAllocator["WSDevice"]):
+    """Buffers of bytes. Allocating never waits: memory that isn't there is an error of the next call that waits."""
+
+    def _alloc(self, size: int, options: BufferSpec) -> wsgrad.Buffer:
+        buffer: wsgrad.Buffer = self.dev.device_handle.empty(size, np.uint8)
+        return buffer
+
+    def _free(self, opaque: wsgrad.Buffer, options: BufferSpec) -> None:
+        opaque.free()
+
+    def _copyin(self, dest: wsgrad.Buffer, src: memoryview) -> None:
+        dest.copy_from(np.frombuffer(src, np.uint8))
+
+    def _copyout(self, dest: memoryview, src: wsgrad.Buffer) -> None:
+        src.copy_to(np.frombuffer(dest, np.uint8))
+
+    def _offset(self, buf: wsgrad.Buffer, size: int, offset: int) -> wsgrad.Buffer:
+        view: wsgrad.Buffer = buf[offset : offset + size]
+        return view
+
+    def _transfer(
+        self, dest: wsgrad.Buffer, src: wsgrad.Buffer, sz: int, src_dev: WSDevice, dest_dev: WSDevice
+    ) -> None:
+        dest.copy_from(src)
+
+
+# -- programs
+
+
+class WSProgram(Program["WSDevice"]):
+    """A kernel on one device."""
+
+    def __init__(self, dev: WSDevice, obj: TinyELF) -> None:
+        self.dev = dev
+        self.name = obj.name
+        source = obj.lib.decode()
+        noted = _WRITES.match(source)
+        writes = None if noted is None else [int(place) for place in noted[1].split(",") if place]
+        handle = dev.device_handle
+        self.program = handle.program(source, obj.name, dialect=dev.dialect, writes=writes, name=obj.name[:64])
+        self._core = next((slot for name, slot, *_ in obj.signature if name == "core_id"), None)
+
+    def arguments(self, bufs: Sequence[Any], vals: Sequence[Any]) -> list[Any]:
+        """The arguments of a launch."""
+        if self.dev.dialect == "wgsl":
+            return [np.float32(np.inf), *bufs, *vals]
+        return [*bufs, *(wsgrad.INDEX if value is None else value for value in vals)]
+
+    def grid(self, global_size: Sequence[Any]) -> Any:  # noqa: ANN401
+        """The grid of a launch."""
+        if self.dev.dialect == "wgsl":
+            return tuple(global_size)
+        return global_size[0] if self._core is not None else None
+
+    def __call__(
+        self,
+        *bufs: Any,  # noqa: ANN401
+        global_size: tuple[int, int, int] = (1, 1, 1),
+        local_size: tuple[int, int, int] | None = (1, 1, 1),
+        vals: tuple[int | None, ...] = (),
+        wait: bool = False,
+        timeout: int | None = None,
+    ) -> float | None:
+        arguments, grid = self.arguments(bufs, vals), self.grid(global_size)
+        if wait:
+            return self.program.timed(*arguments, grid=grid)
+        self.program(*arguments, grid=grid)
+        return None
+
+
+# -- graphs
+
+
+def _handle(name: str) -> wsgrad.Device:
+    device = Device[name]
+    assert isinstance(device, WSDevice)
+    return device.device_handle
+
+
+class WSGraph(MultiGraphRunner):
+    """A batch of the JIT as a graph: recorded once, and run with one message a server."""
+
+    def __init__(self, linear: UOp, input_uops: tuple[UOp, ...] = ()) -> None:
+        super().__init__(linear, input_uops)
+        self._inputs = sorted(
+            {(slot, call[0]) for call, places in zip(self.calls, self.uop_replace, strict=True) for _, slot in places}
+        )
+        devices = dict.fromkeys(buffer.device for _, _, bufs, _ in self.calls for buffer in bufs)
+        self._jit = Jitted(self._record, [_handle(device) for device in devices])
+        self._dims: list[tuple[UOp, wsgrad.Var]] = []
+        self._variables = {name: wsgrad.Var(f"v{at}", *self._bounds(name)) for at, name in enumerate(self.vars)}
+
+    def _bounds(self, name: str) -> tuple[int, int]:
+        for _, ast, _, _ in self.calls:
+            if ast.op is Ops.PROGRAM:
+                for variable in ast.arg.vars:
+                    if variable.expr == name:
+                        return int(variable.vmin), int(variable.vmax)
+        raise AssertionError(name)
+
+    def _size(self, size: Any) -> Any:  # noqa: ANN401
+        """A size of a grid: a number, or a variable for what depends on tinygrad's."""
+        if not isinstance(size, UOp):
+            return int(size)
+        for known, variable in self._dims:
+            if known is size:
+                return variable
+        variable = wsgrad.Var(f"d{len(self._dims)}", max(1, int(size.vmin)), int(size.vmax))
+        self._dims.append((size, variable))
+        return variable
+
+    def _record(self, *inputs: wsgrad.Buffer) -> None:
+        given = dict(zip(self._inputs, inputs, strict=True))
+        for (place, ast, bufs, fixed), runtime, replaced in zip(
+            self.calls, self.runtimes, self.uop_replace, strict=True
+        ):
+            handles = [buffer._buf for buffer in bufs]
+            for position, slot in replaced:
+                handles[position] = given[slot, place]
+            if ast.op is Ops.COPY:
+                handles[0].copy_from(handles[1])
+                continue
+            info = ast.arg
+            vals = [
+                None if v.expr in info.runtimevars else fixed[v.expr] if v.expr in fixed else self._variables[v.expr]
+                for v in info.vars
+            ]
+            sizes = [self._size(size) for size in info.global_size]
+            assert runtime is not None
+            runtime.program(
+                *runtime.arguments([handles[index] for index in info.globals], vals), grid=runtime.grid(sizes)
+            )
+
+    def __call__(self, input_uops: tuple[UOp, ...], var_vals: dict[str, int], wait: bool = False) -> float | None:
+        buffers = []
+        for slot, place in self._inputs:
+            known: Any = input_uops[slot].buffer
+            bufs: Any = known.bufs[place] if hasattr(known, "bufs") else known
+            buffers.append(bufs.ensure_allocated()._buf)
+        values = {variable.name: var_vals[name] for name, variable in self._variables.items()}
+        started = time.perf_counter()
+        graph = self._jit.replay(
+            buffers,
+            lambda: values | {variable.name: int(sym_infer(size, var_vals)) for size, variable in self._dims},
+        )
+        if not wait:
+            return None
+        graph.wait()  # type: ignore[attr-defined]
+        return time.perf_counter() - started
+
+
+# -- the device
+
+
+class WSDevice(Compiled):
+    """One device of the servers."""
+
+    def __init__(self, device: str) -> None:
+        index = int(device.partition(":")[2] or 0)
+        devices = servers().devices
+        if index >= len(devices):
+            offered = ", ".join(d.id for d in devices) or "none"
+            raise RuntimeError(f"there is no device {device}: the servers offer {offered}")
+        self.device_handle: wsgrad.Device = devices[index]
+        dialects = self.device_handle.dialects
+        properties = self.device_handle.properties
+        renderer: type[Renderer]
+        if "c" in dialects:
+            self.dialect = "c"
+            compiler = str(properties.get("compiler", ""))
+            if "gcc" in compiler.lower():
+                raise RuntimeError(
+                    f"{self.device_handle.id} compiles with {compiler}, which silently miscompiles tinygrad's vector "
+                    "types; install clang there, or pip install ziglang"
+                )
+            renderer, most = WSClangRenderer, MAX_BUFFERS
+            arch = f"{properties.get('arch')},native,threads={properties.get('threads', 1)}"
+        elif "wgsl" in dialects:
+            self.dialect = "wgsl"
+            renderer = WSWGSLRenderer
+            limits = properties.get("limits")
+            most = int(limits.get("maxStorageBuffersPerShaderStage", 8)) if isinstance(limits, dict) else 8
+            arch = "shader-f16" if properties.get("f16") else ""
+        else:
+            raise RuntimeError(f"tinygrad has no renderer for the dialects of {self.device_handle.id}: {dialects}")
+        name = device.partition(":")[0]
+        DEVICE_MAX_BUFS[name] = min(most, DEVICE_MAX_BUFS.get(name, most))
+        DEVICE_MAX_BUFS[device] = most
+        if not getenv("JIT_BATCH_SIZE"):
+            # A graph costs one message, however long it is.
+            JIT_BATCH_SIZE.value = 0
+        super().__init__(device, WSAllocator(self), [renderer], WSProgram, WSGraph, arch=arch)
+
+    def synchronize(self) -> None:
+        self.device_handle.synchronize()
