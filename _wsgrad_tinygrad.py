@@ -1,7 +1,7 @@
-"""Lets tinygrad find its device "WS" (`DEV=WS`); runs at every start of Python, so it imports nothing that isn't there.
+"""Lets tinygrad find its device "WS" (`DEV=WS`); runs at every start of Python, so it imports as little as it can.
 
-`_wsgrad_tinygrad.pth` imports it. tinygrad looks for a device by importing `tinygrad.runtime.ops_NAME`: the finder knows
-that one name and asks nobody else's.
+`_wsgrad_tinygrad.pth` imports it. tinygrad looks for a device by importing `tinygrad.runtime.ops_NAME`; the finder
+knows that one name and no other.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Builds what setuptools can't be told in pyproject.toml: the pages go into the package, and tinygrad's finder beside it."""
+"""Builds what pyproject.toml can't say: the pages go into the package, and tinygrad's finder beside it."""
 
 from __future__ import annotations
 
