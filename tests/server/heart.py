@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 import trio
 
 from wsgrad.server.config import Config
-from wsgrad.server.hub import Hub, start_zygote
+from wsgrad.server.hub import Hub
+from wsgrad.server.machine import start_zygote
 from wsgrad.transport import commands as c
 from wsgrad.transport import messages as m
 from wsgrad.transport.cbor import encode

@@ -116,8 +116,10 @@ class Runtime(ABC):
         block: Sequence[int] | None,
         arguments: Sequence[object],
         number: int,
+        *,
+        timed: bool = False,
     ) -> float:
-        """Run one launch to its end and return the seconds it took by the best clock there is."""
+        """Run one launch; where it is timed, to its end, and return the seconds it took by the best clock there is."""
 
     @abstractmethod
     def launch_packed(self, words: memoryview, first: int) -> LaunchFailure | None:
@@ -126,6 +128,9 @@ class Runtime(ABC):
     def prepare(self, part: DevicePart) -> Prepared | None:
         """Make a graph's launches ready for a replay of the runtime's own; None where they are run one by one."""
         return None
+
+    def settle(self) -> None:  # noqa: B027  # a runtime that runs each command at once has nothing left to do
+        """Run everything so far to its end, before it is acknowledged. Raises what failed."""
 
     @abstractmethod
     def program_name(self, program: int) -> str | None:

@@ -7,9 +7,11 @@ no process and no socket, and any other call ends it with SIGSYS. The compiler's
 
 from __future__ import annotations
 
+import glob
 import os
 import resource
 import signal
+import sys
 from typing import TYPE_CHECKING, Final
 
 from wsgrad.devices import linux, seccomp
@@ -19,6 +21,20 @@ if TYPE_CHECKING:
 
 _OPEN_FILES: Final = 64
 _EXIT_FAILED: Final = 3
+_DRIVER_FILES: Final = (
+    "/usr",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/etc",
+    "/opt",
+    "/sys",
+    "/proc",
+    "/dev",
+    "/run/opengl-driver",
+)
+_DRIVER_FILE_BYTES: Final = 64 << 20
+_DRIVER_DEVICES: Final = ("/dev/dri", "/dev/nvidia*", "/dev/kfd", "/dev/dxg", "/dev/mali*", "/dev/null")
 
 
 def prepare_node(*, keep: Collection[int], memory_bytes: int | None, required: bool = True) -> None:
@@ -42,6 +58,25 @@ def prepare_node(*, keep: Collection[int], memory_bytes: int | None, required: b
     # Landlock is the second wall behind a filter that knows no open: a kernel without it is reported, not refused.
     if linux.landlock_version() > 0:
         _step(linux.landlock, required=required)
+
+
+def confine_driver(*, keep: Collection[int]) -> None:
+    """Confine a process that will load a graphics driver, as far as those bear it and this system can.
+
+    It can start no program, reach no TCP port where Landlock knows them, write to no file but the devices of graphics
+    cards, and read only what the system's drivers, this Python and this package consist of. Threads that are started
+    later are under the same rules. Other system calls are not filtered, and a driver's devices are open to it.
+    """
+    _close_all_but(keep)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_DRIVER_FILE_BYTES, _DRIVER_FILE_BYTES))  # of memfds, as it has no other
+    linux.no_new_privileges()
+    if linux.landlock_version() > 0:
+        package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        own = {*sys.path, sys.prefix, sys.base_prefix, package}
+        readable = [path for path in (*_DRIVER_FILES, *sorted(own)) if path and os.path.exists(path)]
+        devices = [path for pattern in _DRIVER_DEVICES for path in glob.glob(pattern)]
+        linux.landlock(readable=readable, writable=devices)
 
 
 def seal_node(*, required: bool = True) -> None:

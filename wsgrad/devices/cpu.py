@@ -157,6 +157,8 @@ class CpuRuntime(Runtime):
         block: Sequence[int] | None,
         arguments: Sequence[object],
         number: int,
+        *,
+        timed: bool = False,
     ) -> float:
         words = self._pack(program, grid, block, arguments)
         start = time.perf_counter()

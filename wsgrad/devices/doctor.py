@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from wsgrad.devices.compiler import compile_source, find_compiler, full_source
 from wsgrad.devices.confine import probe_node_confinement
 from wsgrad.devices.sandbox import Profile, probe_compiler_confinement
+from wsgrad.devices.webgpu.listing import list_adapters
 from wsgrad.errors import WsgradError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Finding:
 
 
 def examine() -> Iterator[Finding]:
-    """Look at one thing after the other; takes about a second, most of it compiling."""
+    """Look at one thing after the other; takes about a second, most of it compiling and asking drivers."""
     linux = sys.platform == "linux"
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     yield Finding("system", linux, system, "" if linux else "a server elsewhere than on Linux runs without confinement")
@@ -47,6 +48,7 @@ def examine() -> Iterator[Finding]:
     yield _confinement("confinement of programs", node)
     yield _confinement("confinement of the compiler", compiler)
     yield from _cpu(Profile.NONE if compiler else Profile.NAMESPACES)
+    yield _webgpu()
     yield _optional("ml_dtypes", "bfloat16 and fp8 arrays", "pip install ml_dtypes")
 
 
@@ -76,6 +78,23 @@ def _cpu(profile: Profile) -> Iterator[Finding]:
         return
     how = "confined" if profile is not Profile.NONE else "not confined"
     yield Finding("cpu: compile a program", True, f"{len(program):,} bytes of machine code, {how}")
+
+
+def _webgpu() -> Finding:
+    """What `--device webgpu` would offer; none is needed for `cpu`."""
+    try:
+        adapters = list_adapters()
+    except WsgradError as error:
+        return Finding("webgpu", None, "none", str(error))
+    named = [
+        f"{place} is {info['adapter']}" + " (software)" * bool(info["software"]) for place, info in enumerate(adapters)
+    ]
+    advice = ""
+    if all(info["software"] for info in adapters):
+        advice = (
+            "only software computes here: a graphics card needs its Vulkan driver installed, and its device readable"
+        )
+    return Finding("webgpu", True, "; ".join(named), advice)
 
 
 def _optional(module: str, purpose: str, advice: str) -> Finding:

@@ -18,6 +18,7 @@ from wsgrad.devices.base import ProgramSpec
 from wsgrad.devices.ranges import Ranges
 from wsgrad.devices.replay import Graphs, Halt, ReplayFailure
 from wsgrad.devices.trace import now, switched
+from wsgrad.devices.transfers import Download, Upload
 from wsgrad.errors import DeviceError, OutOfMemory, ProtocolError, WsgradError, error_code, error_from_wire
 from wsgrad.transport import commands as c
 from wsgrad.transport import messages as m
@@ -40,26 +41,6 @@ _OPERATIONS: Final = {
     c.Fill: "fill",
     c.Launch: "launch",
 }
-
-
-@dataclass(slots=True)
-class _Upload:
-    number: int
-    transfer: int
-    target: tuple[int, int] | None
-    """Where its bytes go; None if they are thrown away behind an error."""
-    nbytes: int
-    received: int = 0
-
-
-@dataclass(slots=True)
-class _Download:
-    number: int
-    transfer: int
-    memory: int
-    offset: int
-    nbytes: int
-    sent: int = 0
 
 
 @dataclass(slots=True)
@@ -104,8 +85,8 @@ class Executor:
         self._ranges = Ranges(runtime)
         self._graphs = Graphs(runtime)
         self._tasks: deque[_Task] = deque()
-        self._upload: _Upload | None = None
-        self._download: _Download | None = None
+        self._upload: Upload | None = None
+        self._download: Download | None = None
         self._error: int | None = None
         self._done = 0
         self._acked = 0
@@ -178,6 +159,11 @@ class Executor:
                 break
             self._tasks.popleft()
         if self._done > self._acked:
+            try:
+                self._runtime.settle()
+            except (WsgradError, MemoryError) as error:
+                if self._error is None:
+                    self._failed(self._done, None, error)
             self._acked = self._done
             self._reply(m.Ack(self._queue, self._done), None)
 
@@ -249,7 +235,8 @@ class Executor:
         runtime = self._runtime
         match command:
             case c.Launch():
-                seconds = runtime.launch(command.program, command.grid, command.block, command.arguments, number)
+                what = command.program, command.grid, command.block, command.arguments, number
+                seconds = runtime.launch(*what, timed=command.timed)
                 if command.timed:
                     self._reply(m.Result(self._queue, number, seconds), None)
             case c.Read():
@@ -268,12 +255,12 @@ class Executor:
                 self._ranges.free(command.buffer)
             case c.Upload():
                 place = self._ranges.place(command.buffer, command.offset, command.nbytes)
-                self._upload = _Upload(number, command.transfer, place, command.nbytes) if command.nbytes else None
+                self._upload = Upload(number, command.transfer, place, command.nbytes) if command.nbytes else None
             case c.Download():
                 memory, offset = self._ranges.place(command.buffer, command.offset, command.nbytes)
                 aborts = (t.work.transfer for t in self._tasks if isinstance(t.work, m.Abort))
                 if command.nbytes and command.transfer not in aborts:
-                    self._download = _Download(number, command.transfer, memory, offset, command.nbytes)
+                    self._download = Download(number, command.transfer, memory, offset, command.nbytes)
             case c.Copy():
                 target = self._ranges.place(command.target, command.target_offset, command.nbytes)
                 runtime.copy(
@@ -303,7 +290,7 @@ class Executor:
             case c.Clear() if command.error == self._error:
                 self._error = None
             case c.Upload() if command.nbytes:
-                self._upload = _Upload(number, command.transfer, None, command.nbytes)
+                self._upload = Upload(number, command.transfer, None, command.nbytes)
             case _:
                 return
 
@@ -331,6 +318,7 @@ class Executor:
             self._runtime.load(work.program, spec, (fd, work.nbytes) if fd is not None and work.nbytes else None)
 
     def _program(self, work: m.Program, source: memoryview) -> None:
+        self._progress(work.number, 0)
         spec = ProgramSpec(work.name, work.entry, work.signature, _indices(work.writes), work.alias, work.constants)
         code: tuple[int, int] | None = None
         message = ""
@@ -409,9 +397,9 @@ class Executor:
             # Until the replay is over, what is done is what was done before it.
             done, transfer = work.number - 1, work.transfer + halt.place
             if not halt.sends:
-                self._upload = _Upload(done, transfer, halt.at, halt.nbytes)
+                self._upload = Upload(done, transfer, halt.at, halt.nbytes)
                 continue
-            self._download = _Download(done, transfer, *halt.at, halt.nbytes)
+            self._download = Download(done, transfer, *halt.at, halt.nbytes)
             if not self._pump():
                 return False
 
@@ -439,7 +427,7 @@ class Executor:
         if upload.received == upload.nbytes:
             self._end_upload(upload)
 
-    def _end_upload(self, upload: _Upload) -> None:
+    def _end_upload(self, upload: Upload) -> None:
         self._upload = None
         self._done = upload.number
 
@@ -489,7 +477,7 @@ class Executor:
                 details["program"] = name
         self._fail(number, error_code(error), str(error), details)
         if isinstance(command, c.Upload) and command.nbytes:
-            self._upload = _Upload(number, command.transfer, None, command.nbytes)
+            self._upload = Upload(number, command.transfer, None, command.nbytes)
 
     def _fail(self, number: int, code: str, message: str, details: dict[str, object]) -> None:
         self._error = number

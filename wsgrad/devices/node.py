@@ -1,4 +1,4 @@
-"""The local node process: one queue on the cpu runtime, over its socket and ring; confined before it runs anything.
+"""The local node process: one queue on one runtime, over its socket and ring; with `cpu`, confined before it runs any.
 
 The server sends one message a packet, the node one or more, as in `docs/protocol.md`. The peer is the server that
 started this process, so what it sends is checked for shape only; a message that breaks the rules ends the process,
@@ -24,10 +24,13 @@ from wsgrad.transport import messages as m
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from wsgrad.devices.base import Runtime
     from wsgrad.devices.native import Native
 
 PACKET_BYTES: Final = m.MAX_HEAD + m.MAX_WORDS_BYTES + 64
 EXIT_FAILED: Final = 70
+EXIT_LOST: Final = 71
+"""The driver has lost the device."""
 _SHORT_NBYTES: Final = 64
 _OWN_BYTES: Final = 512 << 20
 """Address space for the process itself on top of a session's memory: threads' stacks, tables, alignment of blocks."""
@@ -36,7 +39,7 @@ _OWN_BYTES: Final = 512 << 20
 class RingOutlet(Outlet):
     """Downloads through the ring's second half, its slots in order."""
 
-    def __init__(self, ring: Ring, queue: int, send: _Sender) -> None:
+    def __init__(self, ring: Ring, queue: int, send: Sender) -> None:
         self._ring = ring
         self._queue = queue
         self._send = send
@@ -59,7 +62,7 @@ class RingOutlet(Outlet):
         self._send.flush()
 
 
-class _Sender:
+class Sender:
     """Writes messages to the socket. An answer waits for the one behind it, never for the next command's run.
 
     A read's data and its acknowledgement thus are one packet, which wakes the server once and not twice.
@@ -160,25 +163,41 @@ def _serve(sock: socket.socket, ring_fd: int, native: Native, options: Mapping[s
     )
     native.start_threads(threads)
     confine.seal_node(required=required)
-    send = _Sender(sock)
+    send = Sender(sock)
     runtime = CpuRuntime(native, memory_bytes=memory, threads=threads, step_address=ring.step_address)
 
     def progress(number: int, step: int) -> None:
         send.flush()
         ring.set_progress(number, True, step)
 
+    converse(sock, receiver, send, ring, attach.queue, runtime, progress=progress)
+
+
+def converse(
+    sock: socket.socket,
+    receiver: Receiver,
+    send: Sender,
+    ring: Ring,
+    queue: int,
+    runtime: Runtime,
+    *,
+    progress: Callable[[int, int], None],
+    build: Callable[[m.Program, str], tuple[int, int]] | None = None,
+) -> None:
+    """Say that the device is open, and run what comes for its queue until it is closed or the server has gone.
+
+    Args:
+        progress: told of each command before it runs, and of the steps of graphs.
+        build: as the executor takes it.
+    """
     executor = Executor(
-        attach.queue,
-        runtime,
-        reply=send,
-        outlet=RingOutlet(ring, attach.queue, send),
-        progress=progress,
+        queue, runtime, reply=send, outlet=RingOutlet(ring, queue, send), progress=progress, build=build
     )
 
     def answer(packet: bytes) -> bool:
         # A read of an idle queue: what is below takes three times as long (20 against 60 µs, measured).
         request = express.read_request(packet)
-        if request is None or request.queue != attach.queue or not 0 < request.nbytes <= express.MAX_DATA:
+        if request is None or request.queue != queue or not 0 < request.nbytes <= express.MAX_DATA:
             return False
         data = executor.read_now(request.number, request.buffer, request.nbytes)
         if data is None:
@@ -187,7 +206,7 @@ def _serve(sock: socket.socket, ring_fd: int, native: Native, options: Mapping[s
         return True
 
     lent: dict[int, LentRing] = {}
-    send(m.Result(attach.queue, 0, runtime.describe()), None)
+    send(m.Result(queue, 0, runtime.describe()), None)
     while True:
         send.flush()
         ring.set_progress(0, False)
@@ -211,6 +230,8 @@ def _serve(sock: socket.socket, ring_fd: int, native: Native, options: Mapping[s
                 lent[message.ring] = LentRing(fd)
             case m.Lend():
                 lent.pop(message.ring).close()
+            case m.Program() if fd is not None:
+                executor.handle(message, memoryview(os.pread(fd, os.fstat(fd).st_size, 0)))
             case m.Close():
                 return
             case _:

@@ -1,8 +1,8 @@
 """The process that local node processes and compile jobs are forked from; runs no stranger's code itself.
 
-`python -m wsgrad.devices.zygote FD` speaks CBOR arrays over a packet socket: `setup`, `node` and `compile` come in;
-`ready`, `node`, `error`, `compiled` and `exited` go out. It has one thread and has imported what its children need, so
-that a fork is quick and safe. When the server's end closes, everything it started ends with it.
+`python -m wsgrad.devices.zygote FD` speaks CBOR arrays over a packet socket: `setup`, `node`, `exec` and `compile` come
+in; `ready`, `node`, `error`, `compiled` and `exited` go out. It has one thread and has imported what its children need,
+so that a fork is quick and safe. When the server's end closes, everything it started ends with it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 _PACKET_BYTES: Final = 1 << 16
 _MAX_FDS: Final = 2
+_DRIVERS: Final = {"webgpu": "wsgrad.devices.webgpu.node"}
+_DRIVER_VARIABLES: Final = {"MESA_SHADER_CACHE_DISABLE": "true", "__GL_SHADER_DISK_CACHE": "0"}
+"""Caches of drivers are files, which their processes can't write."""
 
 
 class Zygote:
@@ -91,6 +94,11 @@ class Zygote:
                     self._start_node(serial, options, control, ring)
                 except OSError as error:
                     self._send(["error", serial, f"the node process could not be started: {error}"])
+            case ["exec", int() as serial, str() as kind, int() as index], [control, ring]:
+                try:
+                    self._start_driver(serial, _DRIVERS[kind], index, control, ring)
+                except OSError as error:
+                    self._send(["error", serial, f"the node process could not be started: {error}"])
             case ["compile", int() as serial, dict() as options], [source]:
                 try:
                     self._start_compile(serial, options, source)
@@ -134,6 +142,22 @@ class Zygote:
         pid = self._fork(None)
         if pid == 0:
             node.serve(socket.socket(fileno=control), ring, self._native, self._options | options)
+        self._send(["node", serial, pid])
+
+    def _start_driver(self, serial: int, module: str, index: int, control: int, ring: int) -> None:
+        """A node whose driver has threads: a new interpreter, which keeps what ties it to us."""
+        pid = self._fork(None)
+        if pid == 0:
+            try:
+                null = os.open(os.devnull, os.O_RDWR)
+                for fd in (0, 1, 2):
+                    os.dup2(null, fd)
+                for fd in (control, ring):
+                    os.set_inheritable(fd, True)
+                command = [sys.executable, "-m", module, str(control), str(ring), str(index)]
+                os.execve(sys.executable, command, os.environ | _DRIVER_VARIABLES)
+            finally:
+                os._exit(node.EXIT_FAILED)
         self._send(["node", serial, pid])
 
     def _start_compile(self, serial: int, options: dict[str, Any], source: int) -> None:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Final
 from wsgrad.graph.part import LaunchOp, Linear
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from wsgrad.graph.part import Argument, DevicePart, PartStep, Size
 
 PATCH: Final = struct.Struct("<IIIIqq")
@@ -36,7 +38,7 @@ class PatchKind(enum.IntEnum):
     FLOAT64 = 3
 
 
-_PATCHES: Final = {
+PATCHES: Final = {
     "i": PatchKind.WORD,
     "I": PatchKind.WORD,
     "q": PatchKind.DOUBLE,
@@ -80,26 +82,37 @@ def native_words(part: DevicePart) -> NativeWords:
     words: list[int] = []
     patches: list[bytes] = []
     queue: list[Run | PartStep] = []
+    for entry in launch_runs(part, lambda op: op.block is None and len(op.grid or ()) <= 1):
+        if isinstance(entry, tuple):
+            first = len(words)
+            for step in entry:
+                assert isinstance(step.op, LaunchOp)
+                _pack(step.op, part.programs[step.op.program], words, patches)
+            queue.append(Run(first, len(words), entry))
+        else:
+            queue.append(entry)
+    return NativeWords(struct.pack(f"<{len(words)}I", *words), b"".join(patches), tuple(queue))
+
+
+def launch_runs(part: DevicePart, fits: Callable[[LaunchOp], bool]) -> list[tuple[PartStep, ...] | PartStep]:
+    """The steps of the compute queue: tuples of launches in a row that fit, as in `Run.steps`, and the others."""
+    queue: list[tuple[PartStep, ...] | PartStep] = []
     steps: list[PartStep] = []
     transfers = sorted(step.number for lane in part.lanes[1:] for step in lane)
-    first = passed = 0
+    passed = 0
 
     def end_run() -> None:
-        nonlocal first
         if steps:
-            queue.append(Run(first, len(words), tuple(steps)))
+            queue.append(tuple(steps))
             steps.clear()
-        first = len(words)
 
     for step in part.lanes[0]:
-        op = step.op
         before = passed
         while passed < len(transfers) and transfers[passed] < step.number:
             passed += 1
         if step.waits or passed > before:
             end_run()
-        if isinstance(op, LaunchOp) and op.block is None and len(op.grid or ()) <= 1:
-            _pack(op, part.programs[op.program], words, patches)
+        if isinstance(step.op, LaunchOp) and fits(step.op):
             steps.append(step)
         else:
             end_run()
@@ -107,7 +120,7 @@ def native_words(part: DevicePart) -> NativeWords:
         if step.number in part.signalled:
             end_run()
     end_run()
-    return NativeWords(struct.pack(f"<{len(words)}I", *words), b"".join(patches), tuple(queue))
+    return queue
 
 
 def _pack(op: LaunchOp, signature: str, words: list[int], patches: list[bytes]) -> None:
@@ -122,7 +135,7 @@ def _pack(op: LaunchOp, signature: str, words: list[int], patches: list[bytes]) 
             assert isinstance(value, int)
             words.append(value)
         else:
-            _add(_PATCHES[letter], value, words, patches)
+            _add(PATCHES[letter], value, words, patches)
 
 
 def _add(kind: PatchKind, value: Argument | Size, words: list[int], patches: list[bytes]) -> None:

@@ -16,7 +16,7 @@ from wsgrad.errors import DeviceError, WsgradError
 from wsgrad.server import blobs, lifetime, logs
 from wsgrad.server.announce import check_ready_fd
 from wsgrad.server.config import PROGRAM, fail, parse
-from wsgrad.server.hub import start_zygote
+from wsgrad.server.machine import start_zygote
 from wsgrad.server.selfsigned import keep_certificate
 from wsgrad.server.startup import settle
 from wsgrad.server.tls import tls_context

@@ -41,7 +41,8 @@ class Config:
     """Everything `wsgrad-serve` can be told. Sizes are bytes, times are seconds.
 
     Attributes:
-        devices: the kind of each device to offer, such as `("cpu", "cpu")`; empty for none.
+        devices: the kind of each device to offer, such as `("cpu", "cpu", "webgpu:1")`, where `webgpu` stands for
+            every adapter; empty for none.
         idle_seconds: 0 stands for no limit.
         cpu_threads: threads of each cpu device.
         ready_fd: -1 for none.
@@ -124,7 +125,9 @@ _GROUPS: tuple[tuple[str, tuple[_Option, ...]], ...] = (
     (
         "what to offer",
         (
-            _Option("--device", "devices", "KIND[*N]", options.device, "cpu, cpu*4 for four, or none", many=True),
+            _Option(
+                "--device", "devices", "KIND", options.device, "cpu, cpu*4 for four, webgpu, webgpu:1, none", many=True
+            ),
             _Option("--name", "name", "NAME", options.word, "this machine's name in device ids"),
             _Option("--cpu-threads", "cpu_threads", "N", options.integer(1, 1024), "threads of each cpu device"),
             _Option(

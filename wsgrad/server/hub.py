@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from wsgrad.devices.toolchain import find_compiler
 from wsgrad.errors import ConnectionLost, LimitExceeded, ProtocolError, WsgradError, error_code
 from wsgrad.server import blobs
 from wsgrad.server.config import version
-from wsgrad.server.cpu import cpu_info
 from wsgrad.server.dialing import PeerRules
 from wsgrad.server.limits import Limits
-from wsgrad.server.local import LocalPort
+from wsgrad.server.machine import own_devices
 from wsgrad.server.nodes import Device, Registry, clean_label
 from wsgrad.server.programs import Job, Programs
 from wsgrad.server.remote import RemoteNode
@@ -31,7 +29,6 @@ from wsgrad.server.session import Session
 from wsgrad.server.sources import Sources
 from wsgrad.server.statistics import Statistics
 from wsgrad.server.tickets import Tickets
-from wsgrad.server.zygote import Zygote
 from wsgrad.transport import cbor
 from wsgrad.transport.messages import VERSION, Bye, Hello, Join, Joined, Refused, message_array, parse_message
 
@@ -40,9 +37,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from wsgrad.server.config import Config
-    from wsgrad.server.port import Port
-    from wsgrad.server.queue import Queue
     from wsgrad.server.routes import Route
+    from wsgrad.server.zygote import Zygote
     from wsgrad.transport.connection import Received
     from wsgrad.transport.messages import Present, Program
     from wsgrad.transport.trio_driver import TrioConnection
@@ -51,19 +47,6 @@ _log = logging.getLogger(__name__)
 _KEY_NBYTES: Final = 16
 _NEWS_SECONDS: Final = 0.25
 """How often clients are told at most how devices are used and shown; a device that comes or goes is told at once."""
-
-
-def start_zygote(config: Config) -> Zygote | None:
-    """Start what local devices need, in the main thread before trio runs; None where the server offers none.
-
-    Raises:
-        DeviceError: there is no compiler; says what to install.
-    """
-    if "cpu" not in config.devices:
-        return None
-    zygote = Zygote(compiler=find_compiler(), unconfined=config.unconfined, threads=config.cpu_threads)
-    zygote.start()
-    return zygote
 
 
 class Hub:
@@ -104,8 +87,12 @@ class Hub:
                 self._programs = Programs(
                     self._zygote, servants, seconds=self._limits.compile_seconds, directory=self._cache_directory
                 )
-                servants.start_soon(self._zygote.run, self._programs.native)
-                await self._offer_cpu(self._zygote)
+                native = self._programs.native if "cpu" in self._config.devices else None
+                servants.start_soon(self._zygote.run, native)
+                await self._zygote.settled.wait()
+                name, _ = self._registry.join(self._config.name, None)
+                self._own_name = name
+                self._registry.add(name, *own_devices(self._config, self._limits, self._zygote))
             self._nursery = await stack.enter_async_context(trio.open_nursery())
             stack.callback(self._nursery.cancel_scope.cancel)
             self._stack = stack.pop_all()
@@ -345,32 +332,6 @@ class Hub:
         self._nodes.append(node)
         _log.info("%s joins as node %s with %d devices (%.80s)", peer, name, len(node.devices), join.agent)
         return node
-
-    async def _offer_cpu(self, zygote: Zygote) -> None:
-        await zygote.settled.wait()
-        name, _ = self._registry.join(self._config.name, None)
-        self._own_name = name
-        info = cpu_info(
-            zygote.compiler,
-            threads=self._config.cpu_threads,
-            memory=self._limits.max_session_memory,
-            confined=not self._config.unconfined,
-        )
-        count = self._config.devices.count("cpu")
-
-        def open_port(queue: Queue, index: int) -> Port:
-            session = queue.session
-            return LocalPort(
-                queue,
-                zygote,
-                self._limits,
-                index=index,
-                session=session.number,
-                threads=self._config.cpu_threads,
-                start=session.start,
-            )
-
-        self._registry.add(name, [dict(info) for _ in range(count)], open_port)
 
     def _presented(self, node: RemoteNode, shown: Present) -> None:
         self._registry.present(node.devices, shown, node.shown)

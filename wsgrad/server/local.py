@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import trio
 
 from wsgrad.devices import elf
+from wsgrad.devices.node import EXIT_LOST
 from wsgrad.devices.ring import DOWNLOAD_SLOTS, SLOTS, UPLOAD_SLOTS, Ring
 from wsgrad.errors import DeviceLost, ProtocolError
 from wsgrad.server.outstanding import InvalidReply
@@ -72,6 +73,8 @@ def describe_status(status: int | None) -> str:
         except ValueError:
             return f"signal {number}"
         return f"{name.name} ({_WHAT[name]})" if name in _WHAT else name.name
+    if os.WEXITSTATUS(status) == EXIT_LOST:
+        return "its driver lost it, as after a launch that takes too long for the system"
     return f"its process left with status {os.WEXITSTATUS(status)}"
 
 
@@ -258,10 +261,13 @@ class LocalPort(Port):
         if not self.closed:
             self.owner.lost(self, self._loss or Loss(describe_status(None)))
 
+    async def _spawn(self, control: socket.socket, ring_fd: int) -> NodeProcess:
+        return await self._zygote.spawn(control, ring_fd, {})
+
     async def _live(self) -> None:
         try:
             with self._theirs:
-                self._process = await self._zygote.spawn(self._theirs, self._ring.fd, {})
+                self._process = await self._spawn(self._theirs, self._ring.fd)
         except DeviceLost as error:
             self._loss = Loss(str(error))
             return

@@ -26,7 +26,7 @@ def settle(config: Config) -> tuple[Config, list[str]]:
             f"{config.host} can be reached from other machines, and without --tls tokens and data cross the "
             "network in the clear; use --tls, a reverse proxy or a tunnel"
         )
-    if not config.devices:
+    if "cpu" not in config.devices:
         return config, warnings
     if config.unconfined:
         warnings.append(
@@ -45,4 +45,4 @@ def settle(config: Config) -> tuple[Config, list[str]]:
         f"cpu is not offered, because programs can't be confined: this system lacks for {lacks}; "
         "--unconfined offers it all the same"
     )
-    return replace(config, devices=()), warnings
+    return replace(config, devices=tuple(kind for kind in config.devices if kind != "cpu")), warnings

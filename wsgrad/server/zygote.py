@@ -24,7 +24,7 @@ from wsgrad.errors import CompileError, DeviceLost
 from wsgrad.transport import cbor
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from wsgrad.devices.toolchain import Compiler
 
@@ -76,8 +76,21 @@ class NodeProcess:
 class Zygote:
     """The zygote of this server and whatever replaces it. `start` must be called in the main thread."""
 
-    def __init__(self, *, compiler: Compiler, unconfined: bool, threads: int) -> None:
-        self.compiler = compiler
+    def __init__(
+        self,
+        *,
+        compiler: Compiler | None,
+        unconfined: bool,
+        threads: int,
+        adapters: Sequence[tuple[int, dict[str, object]]] = (),
+    ) -> None:
+        """Make one; without a compiler it starts only nodes that need none.
+
+        Args:
+            adapters: those of webgpu devices, with their places among all that the driver has.
+        """
+        self.adapters = adapters
+        self._compiler = compiler
         self._unconfined = unconfined
         self._threads = threads
         self._serials = itertools.count(1)
@@ -86,9 +99,16 @@ class Zygote:
         self.settled = trio.Event()
         """Set once it was set up for the first time, or could not be; nodes can be asked for all the same."""
         self._ready = trio.Event()
+        self._started = trio.Event()
         self._sending = trio.Lock()
         self._answers: dict[int | str, _Answer] = {}
         self._nodes: dict[int, NodeProcess] = {}
+
+    @property
+    def compiler(self) -> Compiler:
+        """What compiles programs in C."""
+        assert self._compiler is not None  # only cpu devices ask
+        return self._compiler
 
     @property
     def processes(self) -> int:
@@ -125,11 +145,11 @@ class Zygote:
                 self._process.wait()
             self._process = None
 
-    async def run(self, native: Callable[[], Awaitable[bytes]]) -> None:
+    async def run(self, native: Callable[[], Awaitable[bytes]] | None) -> None:
         """Serve until cancelled; a zygote that dies is replaced.
 
         Args:
-            native: gives the shared object of the native loop; called once the zygote can compile.
+            native: gives the shared object of the native loop; called once the zygote can compile. None without cpu.
         """
         delay = _RETRY_SECONDS[0]
         try:
@@ -139,47 +159,67 @@ class Zygote:
                         self.start()
                 except OSError as error:
                     # The system is short of something: what runs goes on, and there may be room in a while.
-                    _log.error("the process that starts cpu nodes can't be started: %s", error)
+                    _log.error("the process that starts nodes can't be started: %s", error)
                 else:
+                    self._started.set()
                     async with trio.open_nursery() as nursery:
-                        nursery.start_soon(self._set_up, native)
+                        if native is not None:
+                            nursery.start_soon(self._set_up, native)
+                        else:
+                            self.settled.set()
                         await self._read()
                         nursery.cancel_scope.cancel()
-                    if self._ready.is_set():
+                    if self._ready.is_set() or native is None:
                         delay = _RETRY_SECONDS[0]
                     self._died(kill=True)
-                    _log.error("the process that starts cpu nodes has ended; starting another")
+                    _log.error("the process that starts nodes has ended; starting another")
                 await trio.sleep(delay)
                 delay = min(2 * delay, _RETRY_SECONDS[1])
         finally:
             self._died(kill=False)
 
     async def wait_ready(self) -> None:
-        """Wait until nodes can be started.
+        """Wait until cpu nodes can be started.
 
         Raises:
             DeviceLost: it takes too long; why stands in the server's log.
         """
-        with trio.move_on_after(_READY_SECONDS):
-            await self._ready.wait()
-            return
-        raise DeviceLost("cpu nodes can't be started on this server now; its log says why")
+        await self._wait_until(self._ready)
 
     async def spawn(self, control: socket.socket, ring_fd: int, options: dict[str, object]) -> NodeProcess:
-        """Start a node process.
+        """Start a node process for a cpu device.
 
         Raises:
             DeviceLost: it could not be started.
         """
-        await self.wait_ready()
+        await self._wait_until(self._ready)
         serial = next(self._serials)
-        match await self._ask(serial, ["node", serial, options], [control.fileno(), ring_fd]):
+        return await self._spawn(serial, ["node", serial, options], control, ring_fd)
+
+    async def spawn_driver(self, control: socket.socket, ring_fd: int, kind: str, index: int) -> NodeProcess:
+        """Start a node process for device `index` of a kind whose driver needs a process of its own making.
+
+        Raises:
+            DeviceLost: it could not be started.
+        """
+        await self._wait_until(self._started)
+        serial = next(self._serials)
+        return await self._spawn(serial, ["exec", serial, kind, index], control, ring_fd)
+
+    async def _wait_until(self, event: trio.Event) -> None:
+        with trio.move_on_after(_READY_SECONDS):
+            await event.wait()
+            return
+        raise DeviceLost("nodes can't be started on this server now; its log says why")
+
+    async def _spawn(self, serial: int, request: list[object], control: socket.socket, ring_fd: int) -> NodeProcess:
+        match await self._ask(serial, request, [control.fileno(), ring_fd]):
             case NodeProcess() as process:
                 return process
             case str(text):
                 raise DeviceLost(text)
             case _:
-                raise DeviceLost("the process that starts cpu nodes has ended")
+                raise DeviceLost("the process that starts nodes has ended")
 
     async def compile(self, text: str, seconds: float) -> bytes:
         """Compile a translation unit.
@@ -247,7 +287,7 @@ class Zygote:
                 except OSError:
                     break  # the reader sees the end, and answers for everybody
             if sock is None:
-                raise DeviceLost("the process that starts cpu nodes is not there")
+                raise DeviceLost("the process that starts nodes is not there")
 
     async def _read(self) -> None:
         sock = self._socket
@@ -302,7 +342,7 @@ class Zygote:
             answer.arrived.set()
 
     def _died(self, *, kill: bool) -> None:
-        self._ready = trio.Event()
+        self._ready, self._started = trio.Event(), trio.Event()
         if kill and self._process is not None:
             self._process.kill()
         self.stop()
