@@ -127,11 +127,18 @@ class Rows:
 class Network:
     """The weights, their gradients and velocities on a device, and the three programs that use them."""
 
+    batch = BATCH
+
     def __init__(self, device: wsgrad.Device, rng: np.random.Generator) -> None:
+        self.device = device
         self.w1 = device.array(rng.normal(0, np.sqrt(2 / INPUTS), (HIDDEN, INPUTS)).astype(np.float32))
         self.w2 = device.array(rng.normal(0, np.sqrt(1 / HIDDEN), (UNITS, CLASSES)).astype(np.float32))
         self.g1, self.g2 = device.empty_like(self.w1), device.empty_like(self.w2)
         self.v1, self.v2 = device.zeros(self.w1.shape, np.float32), device.zeros(self.w2.shape, np.float32)
+        self.compile(device)
+
+    def compile(self, device: wsgrad.Device) -> None:
+        """Send the three programs, which are compiled there."""
         # writes= names the arguments a program changes, by position; the rest it only reads.
         self._forward = device.program(KERNELS, "forward", writes=(0, 1, 2))
         self._backward = device.program(KERNELS, "backward", writes=(0, 1))
@@ -151,13 +158,12 @@ class Network:
         self._sgd(self.w2, self.v2, self.g2, rate, MOMENTUM, self.w2.size)
 
 
-def train(device: wsgrad.Device, *, epochs: int, seed: int, console: Console) -> float:
-    """Train on `device` with a progress bar and return the share of the test split it gets right."""
+def train(network: Network, *, epochs: int, rng: np.random.Generator, console: Console) -> float:
+    """Train on the network's device with a progress bar and return the share of the test split it gets right."""
+    device = network.device
     images, labels = load_digits()
     training = Rows.upload(device, images[:TRAINING_ROWS], labels[:TRAINING_ROWS])
-    batches = training.batches(BATCH)
-    rng = np.random.default_rng(seed)
-    network = Network(device, rng)
+    batches = training.batches(network.batch)
 
     columns = TextColumn("training on {task.fields[device]}"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, TextColumn("loss {task.fields[loss]}"), TimeElapsedColumn(), console=console) as progress:
@@ -185,21 +191,22 @@ def measure(device: wsgrad.Device, console: Console) -> None:
     console.print(table)
 
 
-def main() -> None:
+def main(network: type[Network] = Network, device: str = "cpu") -> None:
     """Connect, train, print the accuracy, then the table."""
     parser = argparse.ArgumentParser(description="Train a digit classifier on a device behind a wsgrad server.")
     parser.add_argument("--url", help="a running server, as wsgrad-serve prints it (default: start one here)")
-    parser.add_argument("--device", default="cpu", help="id, label or kind of the device (default: cpu)")
+    parser.add_argument("--device", default=device, help="id, label or kind of the device (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0, help="of the first weights and the order of the batches")
     args = parser.parse_args()
 
     console = Console()
     with wsgrad.connect(args.url) as server:
-        device = server.devices[args.device]
-        accuracy = train(device, epochs=args.epochs, seed=args.seed, console=console)
+        where = server.devices[args.device]
+        rng = np.random.default_rng(args.seed)
+        accuracy = train(network(where, rng), epochs=args.epochs, rng=rng, console=console)
         print(f"accuracy {100 * accuracy:.1f} %")
-        measure(device, console)
+        measure(where, console)
 
 
 if __name__ == "__main__":

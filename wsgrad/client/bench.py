@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wsgrad.client.blocking import connect
+from wsgrad.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wsgrad.client.blocking import Device
 
-_EMPTY_KERNEL = "void empty(void *buffer) {}"
+_EMPTY_KERNELS = {
+    "c": "void empty(void *buffer) {}",
+    "wgsl": "@group(0) @binding(0) var<storage> buffer: array<f32>; @compute @workgroup_size(1) fn empty() {}",
+}
 # Long enough to be measured, short enough that small sizes don't take minutes.
 _ROUND_SECONDS = 0.1
 _MAX_ROUNDS = 200
@@ -54,8 +58,17 @@ def measure_download(device: Device, nbytes: int) -> float:
 
 
 def measure_launches(device: Device, *, n: int = 50_000) -> float:
-    """Launches per second of an empty kernel, issued one after the other and waited for at the end."""
-    program = device.program(_EMPTY_KERNEL, "empty", writes=())
+    """Launches per second of an empty kernel, issued one after the other and waited for at the end.
+
+    Raises:
+        DeviceError: no kernel is at hand in any of the device's dialects.
+    """
+    dialect = next((dialect for dialect in device.dialects if dialect in _EMPTY_KERNELS), None)
+    if dialect is None:
+        raise DeviceError(
+            f"{device.id!r} speaks none of {', '.join(_EMPTY_KERNELS)}, in which there is an empty kernel"
+        )
+    program = device.program(_EMPTY_KERNELS[dialect], "empty", dialect=dialect, writes=())
     with device.zeros(1, np.float32) as buffer:
 
         def launch() -> None:
