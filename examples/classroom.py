@@ -20,6 +20,8 @@ from train_digits_wgsl import WgslNetwork
 
 import wsgrad
 
+RETRY_SECONDS = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -53,8 +55,13 @@ class Sweep:
         return len(self.results) == self.count
 
 
-def work(sweep: Sweep, device: wsgrad.Device) -> None:
+def work(sweep: Sweep, device: wsgrad.Device, *, again: bool) -> None:
     """Do jobs on one device until there are none or it is lost; the job that it had goes back."""
+    if again:
+        try:
+            device.reopen()  # what was lost stays lost; this is a new, empty device in its place
+        except wsgrad.WsgradError:
+            return
     while not sweep.finished:
         try:
             job = sweep.jobs.get(timeout=0.2)
@@ -103,26 +110,27 @@ def picture(sweep: Sweep) -> Table:
 
 def run(server: wsgrad.Server, sweep: Sweep, *, kind: str, wait: float, console: Console) -> None:
     """Give every device of a kind a thread, those that come later too, until all jobs are done."""
-    threads: list[threading.Thread] = []
-    known: set[str] = set()
+    threads: dict[str, threading.Thread] = {}
+    started: dict[str, float] = {}
     with Live(picture(sweep), console=console, refresh_per_second=4) as live:
         deadline = time.monotonic() + wait
         while not sweep.finished:
-            offered = {device.id: device for device in server.devices if device.kind == kind}
-            known &= set(offered)  # a tab that left and came back is a new one
-            for identity in offered.keys() - known:
-                known.add(identity)
-                sweep.done.setdefault(identity, 0)
-                # A device object of its own life: the one that was lost stays lost.
-                threads.append(threading.Thread(target=work, args=(sweep, offered[identity]), daemon=True))
-                threads[-1].start()
-            if any(thread.is_alive() for thread in threads):
+            for device in [device for device in server.devices if device.kind == kind]:
+                thread, before = threads.get(device.id), started.get(device.id)
+                if (thread is not None and thread.is_alive()) or (before and time.monotonic() < before + RETRY_SECONDS):
+                    continue
+                sweep.done.setdefault(device.id, 0)
+                started[device.id] = time.monotonic()
+                options = {"again": thread is not None}
+                threads[device.id] = threading.Thread(target=work, args=(sweep, device), kwargs=options, daemon=True)
+                threads[device.id].start()
+            if any(thread.is_alive() for thread in threads.values()):
                 deadline = time.monotonic() + wait
             elif time.monotonic() > deadline:
                 raise SystemExit(f"no device of kind {kind!r} for {wait:g} s; open the server's page in a browser")
             live.update(picture(sweep))
             time.sleep(0.2)
-        for thread in threads:
+        for thread in threads.values():
             thread.join()
         live.update(picture(sweep))
 
