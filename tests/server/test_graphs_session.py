@@ -10,6 +10,7 @@ from wsgrad.graph.part import part_array
 from wsgrad.graph.plan import Plan
 from wsgrad.graph.recording import Recording
 from wsgrad.server import graphs
+from wsgrad.server.local import LocalPort
 from wsgrad.transport import commands as c
 from wsgrad.transport import messages as m
 from wsgrad.transport.cbor import encode
@@ -57,6 +58,28 @@ async def test_a_graph_runs_in_the_order_of_its_queue_and_is_forgotten_behind_it
         assert await read(client, queue, 0, 8) == b"\2\2\2\2\7\7\7\7"
         run(client, 1, queue)
         assert (await client.wait_closed()).code == 1002
+
+
+async def test_a_short_run_is_waited_for_and_a_long_one_only_now_and_then(cache, monkeypatch):
+    waited = []
+    expect_answer = LocalPort.expect_answer
+    monkeypatch.setattr(LocalPort, "expect_answer", lambda port: (waited.append(port), expect_answer(port)))
+    monkeypatch.setattr("wsgrad.server.local._EXPECT_SECONDS", 1.0)
+    async with serving(cache) as server, server.client() as client:
+        queue = await client.open()
+        queue.batch(c.Alloc(0, 8))
+        record(client, 1, filling())
+        await queue.done()
+        for _ in range(3):
+            run(client, 1, queue)
+            await queue.done()
+        assert len(waited) == 3
+        monkeypatch.setattr(LocalPort, "expect_answer", lambda port: waited.append(port))  # and it has taken too long
+        for _ in range(50):
+            run(client, 1, queue)
+            await queue.done()
+        assert len(waited) == 5
+        assert await read(client, queue, 0, 8) == b"\7" * 8
 
 
 @pytest.mark.parametrize("count", [1, 2000])

@@ -133,4 +133,4 @@ def test_only_the_answer_to_the_only_read_goes_the_short_way():
     assert under_way().answered(0, 4) is None
     taken = under_way((1, 4))
     taken.answered(1, 4)
-    assert (taken.acked, taken.reading, taken.answered(1, 4)) == (1, False, None)
+    assert (taken.acked, taken.expected, taken.answered(1, 4)) == (1, False, None)

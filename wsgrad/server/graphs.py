@@ -16,7 +16,7 @@ from wsgrad.errors import DeviceError, LaunchError, LimitExceeded, ProtocolError
 from wsgrad.graph.parse import check_values, device_arrays, parse_part
 from wsgrad.graph.part import LaunchOp, ReceiveOp, SendOp
 from wsgrad.server.events import Failure
-from wsgrad.server.outstanding import Sent
+from wsgrad.server.outstanding import Habit, Sent
 from wsgrad.server.transfers import Flow
 from wsgrad.transport import cbor
 from wsgrad.transport.commands import Receive, Send
@@ -78,6 +78,7 @@ class QueueGraph:
         ends: the transfers among them that move anything.
         transfers: how many there are in all.
         launches: how many launches.
+        habit: whether its runs are over at once.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class QueueGraph:
         self._port: Port | None = None
         self._generation = -1
         self._unfit: dict[int, WsgradError] = {}
+        self.habit = Habit()
 
     def introduce(self, queue: int, port: Port | None) -> list[Plain]:
         """What a node has to know before the first replay."""
@@ -421,6 +423,7 @@ def replay_messages(
     sent = ReplaySent(run.number, run.number, nbytes, b"", graph=mine, replay=replay, ends=ends)
     if not ends:
         sent.head = cbor.encode(message_array(replay))
+        sent.habit = mine.habit
     return [*mine.introduce(run.queue, port), sent]
 
 

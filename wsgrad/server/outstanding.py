@@ -18,6 +18,26 @@ if TYPE_CHECKING:
 
 ANSWER_NBYTES: Final = 128
 """What keeping an answer holds beside its data."""
+_UNEXPECTED: Final = 32
+"""After one that took long, so many of its kind are not waited for."""
+
+
+class Habit:
+    """Whether what is done again and again is usually over at once, so that waiting for it pays."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = 0
+
+    def expects(self) -> bool:
+        """Whether to wait this time."""
+        self._left = max(0, self._left - 1)
+        return not self._left
+
+    def broken(self) -> None:
+        """It took long this time."""
+        self._left = _UNEXPECTED
 
 
 class InvalidReply(Exception):
@@ -53,6 +73,7 @@ class Sent:
         timed: numbers of timed launches.
         launches: number and program of each launch in a batch.
         packed: whether `bulk` holds packed launches.
+        habit: of what it makes the node do, if that has one.
     """
 
     first: int
@@ -64,6 +85,7 @@ class Sent:
     timed: list[int] = field(default_factory=list)
     launches: list[tuple[int, int]] = field(default_factory=list)
     packed: bool = False
+    habit: Habit | None = None
 
     @property
     def reserved(self) -> int:
@@ -87,9 +109,18 @@ class Outstanding:
         self._idle_acks = 0
 
     @property
-    def reading(self) -> bool:
-        """Whether the data of a read is still to come."""
-        return bool(self._reads)
+    def expected(self) -> bool:
+        """Whether what was sent last is likely answered at once, as a read is."""
+        if self._reads:
+            return True
+        habit = self._messages[-1].habit if self._messages else None
+        return habit is not None and habit.expects()
+
+    def awaited(self) -> None:
+        """Somebody has waited for what was expected."""
+        habit = self._messages[-1].habit if self._messages else None
+        if habit is not None:
+            habit.broken()
 
     @property
     def idle(self) -> bool:

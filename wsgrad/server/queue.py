@@ -156,8 +156,9 @@ class Queue:
             idle = self._out.acked == self._out.sent
             self._process(now)
             self._feed.pump()
-            if idle and self._out.reading and not self._feed and self._port is not None:
+            if idle and not self._feed and self._port is not None and self._out.expected:
                 self._port.expect_answer()
+                self._out.awaited()
 
     def read_now(self, asked: Request, raw: bytes) -> bool:
         """Take a batch of one small read the short way; returns False where `submit` must decide."""
