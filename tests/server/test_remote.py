@@ -1,10 +1,7 @@
 """Nodes that dial in: a real one in a process of its own serves several sessions; one that lies is sent away."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -12,6 +9,7 @@ import pytest
 import trio
 from edge_port import TOKENS
 from heart import ADD, as_word, eventually, serving
+from joined_machine import joined
 from raw_node import RawNode, raw_node
 
 from wsgrad.graph.items import Device, Launch, Operand, Range, Transfer, Var
@@ -41,26 +39,19 @@ async def gate(server):
     return listeners[0].socket.getsockname()[1]
 
 
-@asynccontextmanager
-async def dialled_in(gate, name):
-    """A node in a process of its own; gives the name that it got and the process."""
-    process = await trio.lowlevel.open_process(
-        [sys.executable, "-m", "wsgrad.devices.dialin", f"ws://127.0.0.1:{gate}", "--name", name, "--unconfined"],
-        env=os.environ | {"WSGRAD_NODE_TOKEN": TOKENS.node},
-        stdout=subprocess.PIPE,
-    )
-    try:
-        with trio.fail_after(20):
-            line = await process.stdout.receive_some(4096)
-        yield json.loads(line)["name"], process
-    finally:
-        process.kill()
-        with trio.CancelScope(shield=True):
-            await process.wait()
-        await process.stdout.aclose()
+@pytest.fixture
+def dialled_in(gate, tmp_path):
+    """A machine that joins from a process of its own; gives the name that it got and the process."""
+
+    @asynccontextmanager
+    async def join(gate, name):
+        async with joined(gate, name, token=TOKENS.node, state=tmp_path) as (ready, process):
+            yield ready["name"], process
+
+    return join
 
 
-async def test_a_node_serves_two_sessions_and_keeps_them_apart(server, gate):
+async def test_a_node_serves_two_sessions_and_keeps_them_apart(server, gate, dialled_in):
     async with dialled_in(gate, "The Box!") as (name, _):
         assert name == "the-box"
         async with server.client() as first, server.client() as second:
@@ -74,7 +65,7 @@ async def test_a_node_serves_two_sessions_and_keeps_them_apart(server, gate):
             assert await queues[1].read(1, 0, 40) == bytes([2]) * 40
 
 
-async def test_transfers_programs_and_errors_are_like_a_local_nodes(server, gate):
+async def test_transfers_programs_and_errors_are_like_a_local_nodes(server, gate, dialled_in):
     x = np.random.default_rng(3).random(1_000_000, np.float32)
     async with dialled_in(gate, "far") as (name, _), server.client() as client:
         queue = await client.open(f"{name}/cpu/0", 3)
@@ -102,7 +93,7 @@ async def test_transfers_programs_and_errors_are_like_a_local_nodes(server, gate
         assert await queue.read(1, 0, 4) == x[:1].tobytes()
 
 
-async def test_a_queue_that_is_closed_leaves_no_memory_in_its_node(server, gate):
+async def test_a_queue_that_is_closed_leaves_no_memory_in_its_node(server, gate, dialled_in):
     async with dialled_in(gate, "far") as (name, process), server.client() as client:
 
         async def open_and_close(number):
@@ -121,12 +112,12 @@ async def test_a_queue_that_is_closed_leaves_no_memory_in_its_node(server, gate)
         assert await mapped() < before + 10
 
 
-async def test_when_a_node_leaves_its_devices_are_lost_and_the_list_tells(server, gate):
+async def test_when_a_node_leaves_its_devices_are_lost_and_the_list_tells(server, gate, dialled_in):
     async with server.client() as client:
         async with dialled_in(gate, "far") as (name, process):
             devices, _ = await client.next(m.Devices)
             assert [device["id"] for device in devices.devices] == ["far/cpu/0"]
-            assert devices.devices[0]["confined"] is False
+            assert devices.devices[0]["confined"] is True
             queue = await client.open(f"{name}/cpu/0", 2)
             queue.batch(c.Alloc(1, 4))
             await queue.done()
@@ -273,7 +264,7 @@ async def client_queue(client, node):
     return queue
 
 
-async def test_graphs_run_and_transfer_between_nodes_that_dialled_in(server, gate):
+async def test_graphs_run_and_transfer_between_nodes_that_dialled_in(server, gate, dialled_in):
     nbytes = 5 << 19
     x = np.random.default_rng(4).random(nbytes // 4, np.float32)
     one, two = Device(0, 0), Device(0, 1)

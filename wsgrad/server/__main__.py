@@ -13,7 +13,7 @@ import trio
 from wsgrad.devices import program_cache
 from wsgrad.devices.directories import user_directory
 from wsgrad.errors import DeviceError, WsgradError
-from wsgrad.server import blobs, lifetime, logs
+from wsgrad.server import blobs, lending, lifetime, logs
 from wsgrad.server.announce import check_ready_fd
 from wsgrad.server.config import PROGRAM, fail, parse
 from wsgrad.server.machine import start_zygote
@@ -21,12 +21,15 @@ from wsgrad.server.selfsigned import keep_certificate
 from wsgrad.server.startup import settle
 from wsgrad.server.tls import tls_context
 from wsgrad.server.tokens import VARIABLES, Role, load_tokens
+from wsgrad.transport.url import parse_endpoint
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Sequence
 
     from wsgrad.server.config import Config
+    from wsgrad.server.tokens import Tokens
+    from wsgrad.transport.url import Endpoint
 
 _OPEN_FILES = 1 << 16
 
@@ -56,19 +59,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for variable in VARIABLES.values():
         os.environ.pop(variable, None)
     logs.hide(*(tokens.of(role) for role in Role))
+    hub, hub_token = _hub(config, tokens) if config.join else (None, "")
     config, more = settle(config)
     for warning in (*warnings, *more):
         _log.warning("%s", warning)
     _raise_file_limit()
+    if hub is not None and not config.devices:
+        print(f"{PROGRAM}: --join needs a device to lend, and there is none", file=sys.stderr)
+        return 1
     try:
         zygote = start_zygote(config)
     except DeviceError as exc:
         print(f"{PROGRAM}: {exc}; --device none serves without devices of its own", file=sys.stderr)
         return 1
     try:
-        trio.run(lifetime.serve, config, tokens, zygote, tls)
+        if hub is not None:
+            assert zygote is not None  # it comes with the devices
+            trio.run(lending.lend, config, hub, hub_token, zygote)
+        else:
+            trio.run(lifetime.serve, config, tokens, zygote, tls)
     except KeyboardInterrupt:
         return 130
+    except WsgradError as exc:
+        print(f"{PROGRAM}: {exc}", file=sys.stderr)
+        return 1
     except OSError as exc:
         where = exc.filename2 or exc.filename or f"{config.host} port {config.port}"
         print(f"{PROGRAM}: {where}: {exc.strerror or exc}", file=sys.stderr)
@@ -77,6 +91,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if zygote is not None:
             zygote.stop()
     return 0
+
+
+def _hub(config: Config, tokens: Tokens) -> tuple[Endpoint, str]:
+    """The server to join, and the node token for it; ends the process where there is none."""
+    endpoint = parse_endpoint(config.join)
+    given = "" if Role.NODE in tokens.generated else tokens.node
+    token = endpoint.token or given
+    if not token:
+        fail(
+            f"--join {endpoint.url}: its node token is missing; set WSGRAD_NODE_TOKEN, or write #token=… behind the URL"
+        )
+    logs.hide(token)
+    return endpoint, token
 
 
 def _tls(config: Config) -> tuple[Config, ssl.SSLContext | None]:

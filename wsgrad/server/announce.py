@@ -110,7 +110,7 @@ def announced(config: Config, tokens: Tokens, port: int, devices: Sequence[Mappi
         if banner:
             _show(announcement, terminal)
         if config.ready_fd >= 0:
-            _write_ready(config.ready_fd, announcement.to_json())
+            write_ready(config.ready_fd, announcement.to_json())
         with _kept_up_to_date(tokens, written):
             yield
     finally:
@@ -141,7 +141,8 @@ def _keep(announcement: Announcement) -> Path:
     return path
 
 
-def _write_ready(fd: int, line: str) -> None:
+def write_ready(fd: int, line: str) -> None:
+    """Write the line that a program waits for which started this one."""
     data = line.encode()
     try:
         while data:

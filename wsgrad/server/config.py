@@ -54,6 +54,7 @@ class Config:
     name: str = field(default_factory=_default_name)
     cpu_threads: int = field(default_factory=_default_threads)
     unconfined: bool = False
+    join: str = field(default="", repr=False)
     token_file: str = ""
     self_signed: bool = False
     tls_cert: str = ""
@@ -136,6 +137,14 @@ _GROUPS: tuple[tuple[str, tuple[_Option, ...]], ...] = (
                 "",
                 options.boolean,
                 "offer cpu although this system can't confine programs",
+            ),
+            _Option(
+                "--join",
+                "join",
+                "URL",
+                options.hub,
+                "lend the devices to the server there instead of listening; its node token stands in "
+                "WSGRAD_NODE_TOKEN, or behind the URL as #token=",
             ),
         ),
     ),

@@ -1,4 +1,4 @@
-"""Dials another server for a session, where this server's owner allows that address; no more than that."""
+"""Dials another server: for a session, where this server's owner allows that address, or to lend it this machine."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from wsgrad.server.options import address_of, split_host
 from wsgrad.server.tickets import ticket_text
 from wsgrad.transport.handshake_trio import open_websocket
 from wsgrad.transport.messages import CHUNK_BYTES, SUBPROTOCOL
+from wsgrad.transport.timing import DIAL_SECONDS
 from wsgrad.transport.tls import check_fingerprint, client_ssl_context
 from wsgrad.transport.trio_driver import TrioConnection
 from wsgrad.transport.url import parse_endpoint
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from wsgrad.server.config import Config
     from wsgrad.transport.url import Endpoint
 
-DIAL_SECONDS: Final = 5.0
+PEER_SECONDS: Final = 5.0
 ROUTE: Final = "/v1/peer"
 
 
@@ -56,17 +57,35 @@ async def dial(rules: PeerRules, url: str, ticket: bytes, sha256: str | None) ->
     """
     endpoint = parse_endpoint(url + (f"#sha256={sha256}" if sha256 else ""))
     try:
-        with trio.fail_after(DIAL_SECONDS):
+        with trio.fail_after(PEER_SECONDS):
             address = await _address(rules, endpoint)
-            return await _open(endpoint, address, ticket)
+            return await _open(endpoint, address, ROUTE, ticket_text(ticket), CHUNK_BYTES)
     except trio.TooSlowError:
-        raise ConnectionLost(f"no link to {endpoint.url} within {DIAL_SECONDS:g} s") from None
+        raise ConnectionLost(f"no link to {endpoint.url} within {PEER_SECONDS:g} s") from None
     except TimeoutError as exc:
         raise ConnectionLost(f"no link to {endpoint.url}: {exc}") from exc
     except OSError as exc:
         if isinstance(exc, WsgradError):
             raise
         raise ConnectionLost(f"no link to {endpoint.url}: {exc.strerror or exc}") from exc
+
+
+async def open_to(endpoint: Endpoint, route: str, *, bearer: str, max_bulk: int) -> TrioConnection:
+    """Open a connection to a server that the owner of this machine has named.
+
+    Raises:
+        Unauthorized: it refuses the token, or showed another certificate.
+        ConnectionLost: it can't be reached within 10 s, or refuses otherwise.
+    """
+    try:
+        with trio.fail_after(DIAL_SECONDS):
+            return await _open(endpoint, endpoint.host, route, bearer, max_bulk)
+    except trio.TooSlowError:
+        raise ConnectionLost(f"no connection to {endpoint.url} within {DIAL_SECONDS:g} s") from None
+    except OSError as exc:
+        if isinstance(exc, WsgradError):
+            raise
+        raise ConnectionLost(f"no connection to {endpoint.url}: {exc.strerror or exc}") from exc
 
 
 async def _address(rules: PeerRules, endpoint: Endpoint) -> str:
@@ -79,7 +98,7 @@ async def _address(rules: PeerRules, endpoint: Endpoint) -> str:
     raise Unauthorized(f"this server may not dial {endpoint.authority}; --allow-peer adds it")
 
 
-async def _open(endpoint: Endpoint, address: str, ticket: bytes) -> TrioConnection:
+async def _open(endpoint: Endpoint, address: str, route: str, bearer: str, max_bulk: int) -> TrioConnection:
     tcp = await trio.open_tcp_stream(address, endpoint.port)
     stream: trio.abc.Stream = tcp
     try:
@@ -89,14 +108,14 @@ async def _open(endpoint: Endpoint, address: str, ticket: bytes) -> TrioConnecti
         leftover = await open_websocket(
             stream,
             host=endpoint.authority,
-            path=endpoint.target(ROUTE),
-            headers=[("Authorization", f"Bearer {ticket_text(ticket)}")],
+            path=endpoint.target(route),
+            headers=[("Authorization", f"Bearer {bearer}")],
             subprotocols=[SUBPROTOCOL],
         )
     except BaseException:
         await trio.aclose_forcefully(stream)
         raise
-    return TrioConnection.from_stream(stream, client=True, max_bulk=CHUNK_BYTES, leftover=leftover, peer=endpoint.url)
+    return TrioConnection.from_stream(stream, client=True, max_bulk=max_bulk, leftover=leftover, peer=endpoint.url)
 
 
 async def _encrypt(tcp: trio.SocketStream, endpoint: Endpoint) -> trio.SSLStream[trio.SocketStream]:

@@ -92,7 +92,8 @@ class Hub:
                 await self._zygote.settled.wait()
                 name, _ = self._registry.join(self._config.name, None)
                 self._own_name = name
-                self._registry.add(name, *own_devices(self._config, self._limits, self._zygote))
+                infos, open_device = own_devices(self._config, self._limits, self._zygote)
+                self._registry.add(name, infos, lambda queue, index: open_device(queue, index, self._limits))
             self._nursery = await stack.enter_async_context(trio.open_nursery())
             stack.callback(self._nursery.cancel_scope.cancel)
             self._stack = stack.pop_all()

@@ -39,7 +39,7 @@ async def serve(config: Config, tokens: Tokens, zygote: Zygote | None, tls: ssl.
         OSError: the address can't be listened on, or a file of tokens can't be written.
     """
     failure: OSError | None = None
-    with trio.open_signal_receiver(*_signals()) as signals:
+    with trio.open_signal_receiver(*end_signals()) as signals:
         listeners = await open_listeners(config.host, config.port)
         number = listeners[0].socket.getsockname()[1]
         async with Hub(config, zygote) as hub, trio.open_nursery() as connections:
@@ -53,7 +53,7 @@ async def serve(config: Config, tokens: Tokens, zygote: Zygote | None, tls: ssl.
             await connections.start(accept)
             try:
                 with announced(config, tokens, number, hub.devices):
-                    patient = await _wait_for_end(config, signals)
+                    patient = await wait_for_end(config, signals)
             except OSError as exc:  # raised outside the nurseries, which would wrap it into groups
                 failure, patient = exc, False
             accepting.cancel()
@@ -61,16 +61,20 @@ async def serve(config: Config, tokens: Tokens, zygote: Zygote | None, tls: ssl.
             if patient:
                 await _drain(hub, signals)
             connections.cancel_scope.cancel()
-        with trio.move_on_after(_LAST_SIGNALS_SECONDS):
-            # What came meanwhile is obeyed already; left over, trio would deliver it again, and it would end us.
-            async for _ in signals:
-                pass
+        await end_of(signals)
     if failure is not None:
         raise failure
     _log.info("stopped")
 
 
-async def _wait_for_end(config: Config, signals: AsyncIterator[int]) -> bool:
+async def end_of(signals: AsyncIterator[int]) -> None:
+    """Take what came meanwhile and is obeyed already; left over, trio would deliver it again, and it would end us."""
+    with trio.move_on_after(_LAST_SIGNALS_SECONDS):
+        async for _ in signals:
+            pass
+
+
+async def wait_for_end(config: Config, signals: AsyncIterator[int]) -> bool:
     """Wait for the end. True: there is somebody to whom running commands matter."""
     patient = True
 
@@ -126,7 +130,7 @@ async def _reader_gone(fd: int) -> None:
         await trio.sleep_forever()
 
 
-def _signals() -> list[signal.Signals]:
+def end_signals() -> list[signal.Signals]:
     """What ends the server; SIGHUP only where it is not ignored, as under nohup."""
     found = [signal.SIGINT, signal.SIGTERM]
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from wsgrad.devices.toolchain import find_compiler
 from wsgrad.devices.webgpu.listing import list_adapters
@@ -11,15 +11,35 @@ from wsgrad.errors import DeviceError
 from wsgrad.server.cpu import cpu_info
 from wsgrad.server.driver import DriverPort
 from wsgrad.server.local import LocalPort
+from wsgrad.server.port import Owner
 from wsgrad.server.zygote import Zygote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from wsgrad.server.config import Config
     from wsgrad.server.limits import Limits
     from wsgrad.server.port import Port
-    from wsgrad.server.queue import Queue
+
+
+class Holder(Protocol):
+    """The session that a queue belongs to, as far as opening a device needs it."""
+
+    @property
+    def number(self) -> int:
+        """Its number."""
+
+    @property
+    def start(self) -> Callable[[Callable[[], Awaitable[None]]], None]:
+        """Runs a task that ends with it."""
+
+
+class Opening(Owner, Protocol):
+    """A queue that opens a device."""
+
+    @property
+    def session(self) -> Holder:
+        """Whose it is."""
 
 
 def start_zygote(config: Config) -> Zygote | None:
@@ -43,10 +63,10 @@ def start_zygote(config: Config) -> Zygote | None:
 
 def own_devices(
     config: Config, limits: Limits, zygote: Zygote
-) -> tuple[list[dict[str, object]], Callable[[Queue, int], Port]]:
-    """The devices as in a node's `Join`, and what opens one by its place."""
+) -> tuple[list[dict[str, object]], Callable[[Opening, int, Limits], Port]]:
+    """The devices as in a node's `Join`, and what opens one by its place and holds it to limits."""
     infos: list[dict[str, object]] = []
-    ways: list[Callable[[Queue, int], Port]] = []
+    ways: list[Callable[[Opening, int, Limits], Port]] = []
     count = config.devices.count("cpu")
     if count:
         info = cpu_info(
@@ -56,19 +76,19 @@ def own_devices(
             confined=not config.unconfined,
         )
         infos += [dict(info) for _ in range(count)]
-        ways += [partial(_open_cpu, zygote, limits, config.cpu_threads)] * count
+        ways += [partial(_open_cpu, zygote, config.cpu_threads)] * count
     for adapter, info in zygote.adapters:
         infos.append(info | {"memory": limits.max_session_memory})
-        ways.append(partial(_open_adapter, zygote, limits, adapter))
-    return infos, lambda queue, index: ways[index](queue, index)
+        ways.append(partial(_open_adapter, zygote, adapter))
+    return infos, lambda queue, index, limits: ways[index](queue, index, limits)
 
 
-def _open_cpu(zygote: Zygote, limits: Limits, threads: int, queue: Queue, index: int) -> Port:
+def _open_cpu(zygote: Zygote, threads: int, queue: Opening, index: int, limits: Limits) -> Port:
     session = queue.session
     return LocalPort(queue, zygote, limits, index=index, session=session.number, threads=threads, start=session.start)
 
 
-def _open_adapter(zygote: Zygote, limits: Limits, adapter: int, queue: Queue, index: int) -> Port:
+def _open_adapter(zygote: Zygote, adapter: int, queue: Opening, index: int, limits: Limits) -> Port:
     session = queue.session
     return DriverPort(
         queue,

@@ -7,6 +7,8 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from wsgrad.transport.url import InvalidUrl, parse_endpoint
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -94,6 +96,17 @@ def word(text: str) -> str:
     """Any text but an empty one."""
     if not text.strip() or "\0" in text:
         raise BadValue(f"{text!r} is empty or holds a NUL")
+    return text
+
+
+def hub(text: str) -> str:
+    """The address of a server to join, as `wsgrad.transport.url` reads it."""
+    try:
+        endpoint = parse_endpoint(text)
+    except InvalidUrl as exc:
+        raise BadValue(str(exc)) from exc
+    if endpoint.count is not None:
+        raise BadValue(f"{endpoint.url}: a number of devices behind '*' means nothing here")
     return text
 
 

@@ -18,10 +18,11 @@ def settle(config: Config) -> tuple[Config, list[str]]:
 
     Returns:
         The settings to run with, and warnings for whoever runs the server. Where programs can't be confined, a server
-        on loopback runs them all the same, since only this machine's users reach it; on any other it offers no cpu.
+        on loopback runs them all the same, since only this machine's users reach it; on any other, and to a hub, it
+        offers no cpu.
     """
     warnings = []
-    if not is_loopback(config.host) and not config.tls:
+    if not config.join and not is_loopback(config.host) and not config.tls:
         warnings.append(
             f"{config.host} can be reached from other machines, and without --tls tokens and data cross the "
             "network in the clear; use --tls, a reverse proxy or a tunnel"
@@ -38,7 +39,7 @@ def settle(config: Config) -> tuple[Config, list[str]]:
     if not missing:
         return config, warnings
     lacks = "; ".join(sorted(missing))
-    if is_loopback(config.host):
+    if is_loopback(config.host) and not config.join:
         warnings.append(f"programs of clients can't be confined fully: this system lacks for {lacks}")
         return replace(config, unconfined=True), warnings
     warnings.append(

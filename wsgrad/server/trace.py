@@ -32,7 +32,7 @@ from wsgrad.transport.messages import (
 from wsgrad.transport.tracing import MAX_SPANS_NBYTES, RECORD, FrameWatch, SpanKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -418,6 +418,30 @@ def check_trace(port: Port, message: Spans) -> None:
         raise InvalidReply("spans that nobody asked for")
     if message.last:
         port.traces.discard(message.trace)
+
+
+def check_records(bulk: memoryview | None, sent: int, steps: Mapping[int, int]) -> None:
+    """Check spans that are passed on to another server, which would not forgive them.
+
+    Args:
+        bulk: the records.
+        sent: the last command that the node was given.
+        steps: how many steps each graph has.
+
+    Raises:
+        InvalidReply: they can't be what a node has measured.
+    """
+    data = b"" if bulk is None else bulk
+    if len(data) % RECORD.size or len(data) > MAX_SPANS_NBYTES:
+        raise InvalidReply(f"{len(data)} bytes of spans, which are no records")
+    if not data:
+        return
+    rows = np.frombuffer(data, _DTYPE)
+    _check(rows, sent)
+    for graph in np.unique(rows["graph"]).tolist():
+        last = int(rows["step"][rows["graph"] == graph].max())
+        if graph and last > steps.get(graph, 0):
+            raise InvalidReply(f"a span of step {last} in a graph of {steps.get(graph, 0)} steps")
 
 
 def _check(rows: NDArray[np.void], sent: int) -> None:
