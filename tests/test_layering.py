@@ -30,7 +30,7 @@ LAYERS = {
     "__init__": {"client", "errors"},
 }
 # A node that dials in holds a socket of its own, so this one module of devices drives the transport.
-EXTRA = {"devices.dialin": {"transport"}}
+EXTRA: dict[str, set[str]] = {}
 
 # Modules that may import a library, by prefix; everything else in wsgrad may not.
 LIBRARIES = {

@@ -370,16 +370,17 @@ class ProcessRig(LoadingRig):
 
 
 class DialInServer:
-    """A port where a real `wsgrad.devices.dialin` process joins; what it says goes to the rig of its queue."""
+    """A port where a real `wsgrad-serve --join` joins; what it says goes to the rig of its queue."""
 
     def __init__(self, toolbox, directory):
         self._toolbox = toolbox
         self._queues = {}
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            environment = dict(os.environ, WSGRAD_NODE_TOKEN="node-token", XDG_CACHE_HOME=str(directory))
+            home = {"XDG_CACHE_HOME": str(directory), "XDG_STATE_HOME": str(directory)}
+            environment = dict(os.environ, WSGRAD_NODE_TOKEN="node-token-of-tests", **home)
             url = f"ws://127.0.0.1:{listener.getsockname()[1]}"
-            command = [sys.executable, "-m", "wsgrad.devices.dialin", url, "--name", "Test", "--unconfined"]
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+            command = [sys.executable, "-m", "wsgrad.server", "--join", url, "--name", "Test", "--cpu-threads", "1"]
+            self.process = subprocess.Popen([*command, "--log-level", "error"], env=environment)
             listener.settimeout(PATIENCE_SECONDS)
             self.socket, _ = listener.accept()
         self.socket.settimeout(PATIENCE_SECONDS)
@@ -439,7 +440,7 @@ class DialInServer:
 
     def close(self):
         self.socket.close()
-        self.process.stdout.close()
+        self.process.terminate()
         self.process.wait()
 
 

@@ -68,10 +68,10 @@ class Gate:
 
 
 @asynccontextmanager
-async def edge(server, tokens, **settings):
+async def edge(server, tokens, *, tls=None, **settings):
     listeners = await open_listeners("127.0.0.1", 0)
     async with trio.open_nursery() as nursery:
-        await nursery.start(Port(Config(**settings), tokens, server.hub).serve, listeners, nursery)
+        await nursery.start(Port(Config(**settings), tokens, server.hub, tls=tls).serve, listeners, nursery)
         yield Gate(server, listeners[0].socket.getsockname()[1], tokens)
         nursery.cancel_scope.cancel()
 

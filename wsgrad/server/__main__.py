@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except WsgradError as exc:
         fail(str(exc))
     # Node processes inherit the environment, and what runs there is a stranger's.
-    for variable in VARIABLES.values():
+    for variable in (*VARIABLES.values(), "WSGRAD_JOIN"):
         os.environ.pop(variable, None)
     logs.hide(*(tokens.of(role) for role in Role))
     hub, hub_token = _hub(config, tokens) if config.join else (None, "")
