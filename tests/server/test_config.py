@@ -16,6 +16,7 @@ GOOD = {
     "--name": ("box", "box"),
     "--cpu-threads": ("3", 3),
     "--unconfined": ("1", True),
+    "--join": ("wss://hub:6667#token=t", "wss://hub:6667#token=t"),
     "--token-file": ("/etc/tokens", "/etc/tokens"),
     "--tls": ("1", True),
     "--tls-cert": ("c.pem", "c.pem"),
@@ -155,7 +156,8 @@ def test_any_text_is_a_value_or_a_named_error(text):
         try:
             option.convert(text)
         except options.BadValue as exc:
-            assert repr(text) in str(exc)  # noqa: PT017
+            if option.flag != "--join":  # behind whose '#' a token stands
+                assert repr(text) in str(exc)  # noqa: PT017
 
 
 @pytest.mark.parametrize(
