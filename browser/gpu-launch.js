@@ -181,11 +181,12 @@ const gpuLaunch = (() => {
       });
       queue.after(async (submission) => {
         const size = 16 * (told.length + 1);
-        const mapped = await staging.mapAsync(GPUMapMode.READ, 0, size).then(
+        const map = staging.mapAsync(GPUMapMode.READ, 0, size);
+        const mapped = await queue.answer(Promise.all([map, submission.done])).then(
           () => true,
           () => false,
         );
-        await submission.done;
+        if (queue.failure) return;
         const { startedAt, doneAt } = submission;
         /** @type {number[]} */
         let stamps = [];
@@ -234,12 +235,15 @@ const gpuLaunch = (() => {
           other.nbytes > 0 &&
           range.offset < other.offset + other.nbytes &&
           other.offset < range.offset + range.nbytes;
-        if (one.written && two.written) {
-          if (shared && index < at) throw bothWritten(program, index, at, range.key === other.key);
-        } else if (two.written ? shared || one.access === 'read' : two.access === 'read_write' && one.access === 'read') {
-          // WebGPU binds no buffer as one that may be written and as one that is not, wherever the ranges are.
-          if (shared || !copied.has(at)) copied.add(index);
+        if (one.written) {
+          if (two.written && shared && index < at) throw bothWritten(program, index, at, range.key === other.key);
+          return;
         }
+        // WebGPU binds no buffer as one that may be written and as one that is not, wherever the ranges are, and no byte
+        // twice for writing, whether it is written or not.
+        const readsOnly = one.access === 'read' && two.access === 'read_write' && !copied.has(at);
+        const twice = one.access === 'read_write' && shared && index > at && !copied.has(at);
+        if ((two.written && shared) || readsOnly || (twice && two.access === 'read_write')) copied.add(index);
       });
     });
     return copied;

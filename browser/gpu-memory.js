@@ -21,6 +21,8 @@ const gpuMemory = (() => {
   const SMALL_WRITE = 4 * SLOT;
   /** Reads up to here share a staging buffer. */
   const SMALL_READ = 4096;
+  /** Before a download's bytes there is room for the head of a message. */
+  const HEAD_ROOM = 64;
   const PAGE_NBYTES = 64 * 1024;
   /** One dispatch of the byte kernels covers this much: their offsets are 32-bit and bindings have a limit. */
   const KERNEL_NBYTES = 64 * 1024 * 1024;
@@ -139,7 +141,7 @@ const gpuMemory = (() => {
       device.pushErrorScope('out-of-memory');
       const buffer = device.createBuffer({ size, usage: this.usage });
       const scopes = [device.popErrorScope(), device.popErrorScope()];
-      const errors = await Promise.all(scopes.map((scope) => scope.catch(() => null)));
+      const errors = await this.queue.answer(Promise.all(scopes.map((scope) => scope.catch(() => null))));
       const error = errors[0] ?? errors[1];
       if (!error && !this.queue.failure) return { id: this.nextId++, buffer, nbytes, size };
       this.usedBytes -= nbytes;
@@ -255,7 +257,8 @@ const gpuMemory = (() => {
     }
 
     /**
-     * Calls `send` once with a view of the bytes that is good during the call; the calls come in the order of theirs.
+     * Calls `send` once with a view of the bytes that is good during the call; the calls come in the order of theirs. The
+     * 64 bytes before the view may be written, for the head of a message.
      * @param {GpuMemory} memory
      * @param {number} offset
      * @param {number} nbytes
@@ -279,23 +282,23 @@ const gpuMemory = (() => {
       const start = wordBelow(offset);
       const length = words(offset + nbytes) - start;
       queue.open();
-      const staging = this.stagingBuffer(length);
-      queue.encoder().copyBufferToBuffer(memory.buffer, start, staging, 0, length);
+      const staging = this.stagingBuffer(HEAD_ROOM + length);
+      queue.encoder().copyBufferToBuffer(memory.buffer, start, staging, HEAD_ROOM, length);
       /** @type {Promise<GpuSubmission>} */
       const submitted = new Promise((resolve) => queue.after(resolve));
       queue.flush();
       const before = this.downloads.catch(() => undefined);
-      const mapped = staging.mapAsync(GPUMapMode.READ, 0, length).then(
+      const mapped = staging.mapAsync(GPUMapMode.READ, 0, HEAD_ROOM + length).then(
         () => null,
         (error) => error,
       );
       const result = (async () => {
-        const refused = await mapped;
         try {
+          const refused = await queue.answer(mapped);
           await queue.verify(await submitted);
           await before;
           if (refused) throw await this.whyNotMapped(refused);
-          return use(new Uint8Array(staging.getMappedRange(0, length), offset - start, nbytes));
+          return use(new Uint8Array(staging.getMappedRange(0, HEAD_ROOM + length), HEAD_ROOM + offset - start, nbytes));
         } catch (error) {
           staging.destroy();
           throw error;
@@ -315,7 +318,7 @@ const gpuMemory = (() => {
      * @returns {GPUBuffer}
      */
     stagingBuffer(nbytes) {
-      const size = 2 ** Math.ceil(Math.log2(Math.max(PAGE_NBYTES, nbytes)));
+      const size = Math.ceil(nbytes / PAGE_NBYTES) * PAGE_NBYTES;
       const kept = this.staging.get(size)?.pop();
       if (kept) {
         this.keptBytes -= size;
@@ -342,7 +345,8 @@ const gpuMemory = (() => {
      */
     async deliver({ buffer, used, reads }, submission) {
       try {
-        await Promise.all([buffer.mapAsync(GPUMapMode.READ, 0, used), this.queue.verify(submission)]);
+        const mapped = buffer.mapAsync(GPUMapMode.READ, 0, used);
+        await Promise.all([this.queue.answer(mapped), this.queue.verify(submission)]);
         const data = new Uint8Array(buffer.getMappedRange(0, used)).slice();
         buffer.unmap();
         this.keep(this.staging, buffer);

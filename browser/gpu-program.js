@@ -55,7 +55,7 @@ const gpuProgram = (() => {
     estimate(groups) {
       const size = 32 - Math.clz32(groups);
       let estimate = this.estimates.get(size);
-      if (!estimate) this.estimates.set(size, (estimate = { seconds: NaN, program: `'${this.name}'` }));
+      if (!estimate) this.estimates.set(size, (estimate = { seconds: NaN, program: this.name }));
       return estimate;
     }
   }

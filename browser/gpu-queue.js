@@ -8,18 +8,18 @@
  * @typedef {{seconds: number, program: string}} GpuEstimate
  */
 /**
- * Commands that are being collected. `first` is the number of the client's command that opened it.
+ * Commands that are being collected. `first` is the number of the client's command that it begins with.
  * @typedef {{
  *   encoder: GPUCommandEncoder | null, pass: GPUComputePassEncoder | null, pipeline: GPUComputePipeline | null,
  *   launches: Map<GpuEstimate, number>, count: number, seconds: number, first: number,
- *   doomed: GPUBuffer[], before: ((encoder: GPUCommandEncoder) => void)[], after: ((submission: GpuSubmission) => void)[],
+ *   doomed: GPUBuffer[], before: ((encoder: GPUCommandEncoder) => void)[], after: ((submission: GpuSubmission) => unknown)[],
  * }} GpuBatch
  */
 /**
  * Commands that the device has; `done` settles, without an error, when they are over, `checked` when their errors are known.
  * @typedef {{
  *   launches: Map<GpuEstimate, number>, seconds: number, first: number, at: number, startedAt: number, doneAt: number,
- *   error: InstanceType<typeof gpuQueue.GpuError> | null, checked: Promise<void>, done: Promise<void>,
+ *   checked: Promise<void>, done: Promise<void>,
  * }} GpuSubmission
  */
 /** @typedef {InstanceType<typeof gpuQueue.Queue>} GpuQueue */
@@ -83,13 +83,17 @@ const gpuQueue = (() => {
       this.inFlight = [];
       /** @type {GpuError[]} what went wrong after it was submitted and nobody has been told yet. */
       this.unreported = [];
+      /** @type {Set<(error: Error) => void>} who waits for an answer of the device. */
+      this.waiting = new Set();
+      /** @type {Promise<unknown>} settles when what follows the submissions so far is over; it never rejects. */
+      this.afterwards = Promise.resolve();
       this.lastDoneAt = 0;
       /** @type {ReturnType<typeof setTimeout> | undefined} */
       this.watch = undefined;
       device.lost.then((info) => this.deviceLost(info));
       device.onuncapturederror = (event) => {
         event.preventDefault?.();
-        this.unreported.push(translated(event.error, this.number));
+        this.unreported.push(translated(event.error, { number: this.number }));
       };
     }
 
@@ -120,14 +124,22 @@ const gpuQueue = (() => {
     encoder() {
       const batch = this.open();
       this.endPass(batch);
-      return (batch.encoder ??= this.device.createCommandEncoder());
+      return this.encoderOf(batch);
     }
 
     /** The pass for a launch. */
     pass() {
       const batch = this.open();
-      batch.encoder ??= this.device.createCommandEncoder();
-      return (batch.pass ??= batch.encoder.beginComputePass());
+      return (batch.pass ??= this.encoderOf(batch).beginComputePass());
+    }
+
+    /** @param {GpuBatch} batch */
+    encoderOf(batch) {
+      if (!batch.encoder) {
+        batch.encoder = this.device.createCommandEncoder();
+        batch.first = this.number;
+      }
+      return batch.encoder;
     }
 
     /**
@@ -219,8 +231,8 @@ const gpuQueue = (() => {
     }
 
     /**
-     * Runs something right after the open batch was submitted.
-     * @param {(submission: GpuSubmission) => void} callback
+     * Runs something right after the open batch was submitted; `settled` waits for it.
+     * @param {(submission: GpuSubmission) => unknown} callback
      */
     after(callback) {
       this.open().after.push(callback);
@@ -252,7 +264,6 @@ const gpuQueue = (() => {
         at: performance.now(),
         startedAt: 0,
         doneAt: 0,
-        error: null,
         checked: Promise.resolve(),
         done: Promise.resolve(),
       };
@@ -260,29 +271,47 @@ const gpuQueue = (() => {
       submission.done = this.settle(submission, over);
       this.inFlight.push(submission);
       if (this.inFlight.length === 1) this.watchOver();
-      for (const callback of batch.after) callback(submission);
+      this.afterwards = Promise.all([this.afterwards, ...batch.after.map((callback) => callback(submission))]);
     }
 
     /** Waits until all work so far is over; throws what went wrong since it last threw. */
     async settled() {
       this.flush();
-      await this.inFlight[this.inFlight.length - 1]?.done;
+      await this.answer(this.inFlight[this.inFlight.length - 1]?.done);
+      await this.answer(this.afterwards);
+      this.throwUnreported();
+    }
+
+    /**
+     * Waits until the errors of a submission and of those before it are known, and throws the first that nobody was told.
+     * @param {GpuSubmission} submission
+     */
+    async verify(submission) {
+      await this.answer(submission.checked);
+      this.throwUnreported();
+    }
+
+    /**
+     * What a promise gives, unless the device is lost before: one that hangs answers nothing any more.
+     * @template T
+     * @param {Promise<T> | T} promise
+     * @returns {Promise<T>}
+     */
+    answer(promise) {
+      return new Promise((resolve, reject) => {
+        if (this.failure) return reject(this.failure);
+        this.waiting.add(reject);
+        Promise.resolve(promise)
+          .then(resolve, reject)
+          .finally(() => this.waiting.delete(reject));
+      });
+    }
+
+    throwUnreported() {
       if (this.failure) throw this.failure;
       const [error] = this.unreported;
       this.unreported.length = 0;
       if (error) throw error;
-    }
-
-    /**
-     * Waits until a submission's errors are known, and throws its own, which then counts as reported.
-     * @param {GpuSubmission} submission
-     */
-    async verify(submission) {
-      await submission.checked;
-      if (this.failure) throw this.failure;
-      if (!submission.error) return;
-      this.unreported = this.unreported.filter((error) => error !== submission.error);
-      throw submission.error;
     }
 
     /**
@@ -295,8 +324,7 @@ const gpuQueue = (() => {
       // Without memory for a buffer everything that uses it is invalid as well: the shortage is the cause.
       const found = errors[1] ?? errors[0];
       if (!found || this.failure) return;
-      submission.error = translated(found, submission.first, namesOf(submission));
-      this.unreported.push(submission.error);
+      this.unreported.push(translated(found, namesOf(submission).details));
     }
 
     /**
@@ -322,7 +350,9 @@ const gpuQueue = (() => {
       const seconds = Math.max(1e-6, (doneAt - startedAt) / 1000);
       const factor = Math.min(4, Math.max(0.25, seconds / expected));
       for (const [estimate, count] of launches) {
-        estimate.seconds = Number.isNaN(estimate.seconds) ? seconds / count : estimate.seconds * factor;
+        if (Number.isNaN(estimate.seconds)) estimate.seconds = seconds / count;
+        else if (Number.isNaN(factor)) estimate.seconds = Math.min(estimate.seconds, seconds / count);
+        else estimate.seconds *= factor;
       }
     }
 
@@ -342,28 +372,19 @@ const gpuQueue = (() => {
     /** @param {GpuSubmission} submission */
     hung(submission) {
       if (this.inFlight[0] !== submission) return;
-      const program = namesOf(submission);
-      this.fail(
-        new GpuError('Timeout', `a launch of ${program ?? 'a copy'} ran longer than ${this.launchSeconds} s`, {
-          ...(program === null ? {} : { program }),
-          number: submission.first,
-          seconds: this.launchSeconds,
-        }),
-      );
+      const { text, details } = namesOf(submission);
+      const message = `a launch of ${text || 'a copy'} ran longer than ${this.launchSeconds} s`;
+      this.fail(new GpuError('Timeout', message, { ...details, seconds: this.launchSeconds }));
       this.device.destroy();
     }
 
     /** @param {GPUDeviceLostInfo} info */
     deviceLost(info) {
       const [running] = this.inFlight;
-      const program = running ? namesOf(running) : null;
-      const during = program === null ? '' : ` while ${program} ran`;
+      const { text, details } = running ? namesOf(running) : { text: '', details: {} };
+      const during = text && ` while ${text} ran`;
       const why = info.message ? `: ${info.message.slice(0, 300)}` : '';
-      this.fail(
-        new GpuError('DeviceLost', `the browser lost the GPU device${during}${why}`, {
-          ...(program === null ? {} : { program, number: running.first }),
-        }),
-      );
+      this.fail(new GpuError('DeviceLost', `the browser lost the GPU device${during}${why}`, details));
     }
 
     /** @param {GpuError} error */
@@ -372,6 +393,8 @@ const gpuQueue = (() => {
       this.failure = error;
       this.batch = null;
       clearTimeout(this.watch);
+      for (const reject of this.waiting) reject(error);
+      this.waiting.clear();
       this.resolveLost({ code: error.code, message: error.message, details: error.details });
     }
 
@@ -383,26 +406,27 @@ const gpuQueue = (() => {
   }
 
   /**
-   * The programs of a submission as a text, or null.
+   * The programs of a submission for people, and what an error's details say of it.
    * @param {GpuSubmission} submission
    */
-  function namesOf({ launches }) {
+  function namesOf({ launches, first }) {
     const names = [...new Set([...launches.keys()].map(({ program }) => program))];
-    if (!names.length) return null;
-    return names.length > 3 ? `${names.slice(0, 3).join(', ')} or ${names.length - 3} more` : names.join(' or ');
+    const quoted = names.slice(0, 3).map((name) => `'${name}'`);
+    if (names.length > 3) quoted.push(`${names.length - 3} more`);
+    const details = { number: first, ...(names.length === 1 ? { program: names[0] } : {}) };
+    return { text: quoted.join(' or '), details };
   }
 
   /**
    * @param {GPUError} error
-   * @param {number} number
-   * @param {string | null} [program]
+   * @param {{number: number, program?: string}} details
    */
-  function translated(error, number, program = null) {
+  function translated(error, details) {
     const memory = typeof GPUOutOfMemoryError !== 'undefined' && error instanceof GPUOutOfMemoryError;
-    const details = { number, ...(program === null ? {} : { program }) };
     const message = error.message.slice(0, 1000);
     if (memory) return new GpuError('OutOfMemory', `the GPU has no memory left: ${message}`, details);
-    return new GpuError(program === null ? 'DeviceError' : 'LaunchError', `the GPU refused the work: ${message}`, details);
+    const code = details.program === undefined ? 'DeviceError' : 'LaunchError';
+    return new GpuError(code, `the GPU refused the work: ${message}`, details);
   }
 
   return { GpuError, Queue, SLOT, SLOTS };

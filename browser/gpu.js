@@ -30,8 +30,29 @@ const gpu = (() => {
   ]);
   const SOFTWARE = /swiftshader|llvmpipe|lavapipe|basic render|software/i;
   const LAUNCH_SECONDS = 60;
+  const ANSWER_SECONDS = 30;
   /** What copies of a launch's arguments may need: to flush for them would take the launch's own slots away. */
   const DETOUR_SLOTS = 128;
+
+  /**
+   * What the browser answers, unless its GPU hangs.
+   * @template T
+   * @param {Promise<T>} promise
+   * @returns {Promise<T>}
+   */
+  async function inTime(promise) {
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    let timer;
+    const late = new Promise((_, reject) => {
+      const message = `the browser's GPU has not answered for ${ANSWER_SECONDS} s; a launch that never ends may hold it`;
+      timer = setTimeout(() => reject(new GpuError('DeviceError', message, { reason: 'hung' })), ANSWER_SECONDS * 1000);
+    });
+    try {
+      return await Promise.race([promise, /** @type {Promise<never>} */ (late)]);
+    } finally {
+      clearTimeout(timer);
+    }
+  }
 
   async function requestAdapter() {
     if (!globalThis.isSecureContext) {
@@ -40,7 +61,7 @@ const gpu = (() => {
       });
     }
     if (!navigator.gpu) throw new GpuError('DeviceError', 'this browser has no WebGPU', { reason: 'no-webgpu' });
-    const adapter = await navigator.gpu.requestAdapter({ powerPreference: 'high-performance' });
+    const adapter = await inTime(navigator.gpu.requestAdapter({ powerPreference: 'high-performance' }));
     if (!adapter) throw new GpuError('DeviceError', 'this browser offers no GPU adapter', { reason: 'no-adapter' });
     return adapter;
   }
@@ -93,8 +114,9 @@ const gpu = (() => {
       const requiredFeatures = FEATURES.filter((name) => adapter.features.has(name));
       let device;
       try {
-        device = await adapter.requestDevice({ requiredFeatures, requiredLimits: limitsOf(adapter) });
+        device = await inTime(adapter.requestDevice({ requiredFeatures, requiredLimits: limitsOf(adapter) }));
       } catch (error) {
+        if (error instanceof GpuError) throw error;
         throw new GpuError('DeviceError', `the browser gave no GPU device: ${error}`, { reason: 'no-device' });
       }
       return new GpuRuntime(device, describe(adapter), memory, launchSeconds ?? LAUNCH_SECONDS);
@@ -302,7 +324,7 @@ const gpu = (() => {
       });
       this.queue.flush();
       const submission = this.queue.inFlight[this.queue.inFlight.length - 1];
-      return seconds.then(async (value) => {
+      return this.queue.answer(seconds).then(async (value) => {
         await this.queue.verify(submission);
         return value;
       });

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -139,6 +141,12 @@ class Chromium:
         if url != "about:blank":
             tab.navigate(url)
         return tab
+
+    def crash_gpu(self) -> None:
+        """End the process that drives the GPU, as a driver's fault would."""
+        processes = self.remote.call({"method": "SystemInfo.getProcessInfo", "params": {}}, 30)["processInfo"]
+        [gpu] = [process["id"] for process in processes if process["type"] == "GPU"]
+        os.kill(gpu, signal.SIGKILL)
 
     def close(self) -> None:
         """End it and remove its profile."""
