@@ -13,6 +13,8 @@ NODE_TOKEN = "node-token-of-the-tests"
 CLIENT_TOKEN = "client-token-of-the-tests"
 ADMIN_TOKEN = "admin-token-of-the-tests"
 WORKER = Path(__file__).parent.parent.parent / "browser" / "worker.js"
+SCRIPTS = re.findall(r"'([\w-]+)\.js'", WORKER.read_text())
+"""What the worker loads, in order."""
 
 
 @contextmanager
@@ -30,13 +32,18 @@ class JoinedTab:
         browser: a Chromium or a Firefox.
         url: the server's, as clients are given it.
         worker: whether the node lives in a worker, else in the page.
+        page: where the tab is, if not on the server: `PageFiles.scripts(*SCRIPTS)`. The node lives in the page then.
         fields: of the command `start`.
     """
 
-    def __init__(self, browser, url, *, worker=True, wait=True, **fields):
+    def __init__(self, browser, url, *, worker=True, page=None, wait=True, **fields):
         self.url = url.partition("#")[0].rstrip("/")
-        self.tab = browser.open(f"{self.url.replace('ws', 'http', 1)}/icon.svg")
-        self.load(worker=worker)
+        self.tab = browser.open(page or f"{self.url.replace('ws', 'http', 1)}/icon.svg")
+        if page is None:
+            self.load(worker=worker)
+        else:
+            self.tab.evaluate("ready.then(() => { globalThis.events = []; return true; })")
+            self.tab.evaluate("(globalThis.command = node.create((event) => events.push(event)).command, true)")
         self.start(**fields)
         if wait:
             self.wait_state("joined")
@@ -50,11 +57,10 @@ class JoinedTab:
                 "globalThis.command = (value) => node.postMessage(value);"
             )
         else:
-            names = re.findall(r"'([\w-]+\.js)'", WORKER.read_text())
             setup = f"""
-                for (const name of {json.dumps(names)}) await new Promise((resolve, reject) => {{
+                for (const name of {json.dumps(SCRIPTS)}) await new Promise((resolve, reject) => {{
                     const script = document.createElementNS('http://www.w3.org/1999/xhtml', 'script');
-                    Object.assign(script, {{ src: '/' + name, onload: resolve, onerror: reject }});
+                    Object.assign(script, {{ src: `/${{name}}.js`, onload: resolve, onerror: reject }});
                     document.documentElement.append(script);
                 }});
                 globalThis.command = node.create((event) => events.push(event)).command;"""
