@@ -15,6 +15,8 @@ from heart import ADD, CRASH, SPIN, as_word, eventually, serving
 from joined_machine import joined
 from test_nodes_admin import TEXT, edge
 
+from wsgrad.devices.webgpu.listing import list_adapters
+from wsgrad.errors import DeviceError
 from wsgrad.server import startup
 from wsgrad.server.config import Config
 from wsgrad.server.tls import fingerprint_of, tls_context
@@ -289,3 +291,30 @@ def test_cpu_is_not_lent_where_it_can_t_be_confined(monkeypatch):
     assert "cpu is not offered" in warning
     config, _ = startup.settle(Config(join="ws://hub:6667#token=x", unconfined=True))
     assert config.devices == ("cpu",)
+
+
+DOUBLE = """@group(0) @binding(0) var<storage, read_write> x: array<f32>;
+@compute @workgroup_size(64) fn double(@builtin(global_invocation_id) at: vec3<u32>) {
+    if (at.x < arrayLength(&x)) { x[at.x] = 2 * x[at.x]; }
+}"""
+
+
+async def test_its_gpus_are_lent_too(server, machine):
+    try:
+        list_adapters()
+    except DeviceError as exc:
+        pytest.skip(str(exc))
+    async with machine("gpus", "--device", "webgpu") as (_, _), server.client() as client:
+        assert server.hub.devices[0]["id"] == "gpus/webgpu/0"
+        queue = await client.open("gpus/webgpu/0")
+        x = np.arange(300_000, dtype=np.float32)
+        queue.batch(c.Alloc(1, x.nbytes))
+        await queue.upload(1, x.tobytes())
+        number = queue.next
+        queue.next += 1
+        message = m.Program(1, number, 0, "wgsl", "double", "double", "p", [0], False, {})
+        client.send(message, DOUBLE.encode())
+        compiled, _ = await client.next(m.Compiled)
+        assert compiled.ok, compiled.message
+        queue.batch(c.Launch(0, [-(-x.size // 64)], None, [1], False))
+        assert await queue.download(1, 0, x.nbytes) == (2 * x).tobytes()
