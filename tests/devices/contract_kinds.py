@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,7 @@ from wsgrad.errors import DeviceError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_BROWSER_TESTS = str(Path(__file__).parent.parent / "browser")
-_ALLOW = "[...document.querySelectorAll('button')].find((button) => button.textContent === 'Allow and join')"
+_TESTS = Path(__file__).parent.parent
 PATIENCE_SECONDS = 90.0
 
 
@@ -98,11 +98,14 @@ class Offer:
 
     Attributes:
         device: what to ask `server.devices` for.
+        recovers: whether a device whose launch did not end can be opened again at once. In a browser the launch goes
+            on, in a process that no page can end.
     """
 
     url: str
     device: str
     dialect: Dialect = field(compare=False)
+    recovers: bool = True
 
     @contextmanager
     def connected(self) -> Iterator[wsgrad.Device]:
@@ -148,19 +151,16 @@ def _webgpu(*arguments: str) -> Iterator[Offer]:
 
 @contextmanager
 def _tab(browser: str, *arguments: str) -> Iterator[Offer]:
-    if _BROWSER_TESTS not in sys.path:
-        sys.path.append(_BROWSER_TESTS)
-    module = __import__(browser)
+    # Last in the path: these directories have a conftest of their own.
+    sys.path += [str(_TESTS / name) for name in ("browser", "server") if str(_TESTS / name) not in sys.path]
+    module = import_module(browser)
     if not module.find():
         _missing("WSGRAD_REQUIRE_BROWSERS", f"{browser} is not installed")
     with _server("--device", "none", *arguments) as ready:
         opened = getattr(module, browser.capitalize())()
         try:
-            tab = opened.open(f"http://127.0.0.1:{ready['port']}/#token={ready['node_token']}")
-            # The person in front of it allows it.
-            tab.wait_for(f"Boolean({_ALLOW})", PATIENCE_SECONDS)
-            tab.evaluate(f"{_ALLOW}.click()")
-            yield Offer(str(ready["url"]), "browser", Wgsl())
+            import_module("joined").JoinedTab(opened, str(ready["url"]), token=ready["node_token"])
+            yield Offer(str(ready["url"]), "browser", Wgsl(), recovers=False)
         finally:
             opened.close()
 

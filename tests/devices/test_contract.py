@@ -308,6 +308,8 @@ def test_a_launch_over_its_time_loses_the_device_by_name_and_reopening_helps(kin
             y.numpy()
         with pytest.raises(wsgrad.DeviceLost):
             y.numpy()
+        if not offer.recovers:
+            return
         device.reopen()
         x, y = device.array(np.ones(64, np.float32)), device.zeros(64)
         dialect.launch(axpy, y, x, 3.0, n=64)
