@@ -97,7 +97,7 @@ const gpuProgram = (() => {
     if (errors.length || refusal) {
       throw new GpuError('CompileError', errors.map(located).join('\n').slice(0, MAX_ERROR) || refusal?.message || '');
     }
-    const { bindings, entryPoints } = wgsl.parseModule(source);
+    const { bindings, entryPoints, overrides } = wgsl.parseModule(source);
     if (!entryPoints.some(({ name, stage }) => name === spec.entry && stage === 'compute')) {
       const names = entryPoints.flatMap(({ name, stage }) => (stage === 'compute' ? [name] : []));
       throw new GpuError('CompileError', `there is no @compute function ${spec.entry}, but: ${names.join(', ') || 'none'}`);
@@ -123,7 +123,7 @@ const gpuProgram = (() => {
       })),
     });
     const layout = device.createPipelineLayout({ bindGroupLayouts: [program.layout] });
-    const compute = { module, entryPoint: spec.entry, constants: constantsOf(spec.constants) };
+    const compute = { module, entryPoint: spec.entry, constants: constantsOf(spec.constants, overrides) };
     program.pipeline = await device.createComputePipelineAsync({ label: spec.name, layout, compute });
     if (kinds) throw kinds;
     return messages.map(located).join('\n').slice(0, MAX_ERROR);
@@ -134,10 +134,15 @@ const gpuProgram = (() => {
     return lineNum ? `${lineNum}:${linePos}: ${type}: ${message}` : `${type}: ${message}`;
   }
 
-  /** @param {GpuProgramSpec['constants']} constants */
-  function constantsOf(constants) {
+  /**
+   * The values as a pipeline takes them: a constant with an `@id` goes by that alone.
+   * @param {GpuProgramSpec['constants']} constants
+   * @param {WgslOverride[]} overrides
+   */
+  function constantsOf(constants, overrides) {
     const entries = constants instanceof Map ? [...constants] : Object.entries(constants ?? {});
-    return Object.fromEntries(entries.map(([name, value]) => [name, Number(value)]));
+    const keys = new Map(overrides.map(({ name, id }) => [name, String(id ?? name)]));
+    return Object.fromEntries(entries.map(([name, value]) => [keys.get(name) ?? name, Number(value)]));
   }
 
   /**

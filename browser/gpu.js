@@ -415,7 +415,7 @@ const gpu = (() => {
         if (!(Number.isInteger(size) && size >= 1 && size <= limit)) {
           throw new GpuError(
             'LaunchError',
-            `the grid [${grid}] of '${name}' is not of numbers from 1 to ${limit}, this GPU's limit of workgroups`,
+            `the grid [${grid}] of '${name}' is not of numbers from 1 to ${limit}, this GPU's maxComputeWorkgroupsPerDimension`,
             { grid, limit },
           );
         }
