@@ -1,6 +1,8 @@
 """Programs and launches on a real device: arguments, grids, errors and whom they reach, losing and reopening."""
 
 import gc
+import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -257,6 +259,24 @@ def test_dropped_programs_are_dropped_on_the_server(device):
     gc.collect()
     device.synchronize()
     assert len(device._queue.life.handles) <= 2
+
+
+def test_programs_that_nobody_launches_hold_neither_others_nor_closing(url):
+    slow = "#define A x[0] += x[1];\n" + "".join(
+        f"#define {name} {' '.join([before] * 10)}\n" for before, name in pairwise("ABCDE")
+    )
+    server = wsgrad.connect(url)
+    device = server.devices["cpu"]
+    programs = [
+        device.program(f"{slow}void f(volatile int *x) {{ E E E E x[2] = {time.monotonic_ns()}; }}", "f")
+        for _ in range(50)
+    ]
+    for program in programs[:20]:
+        assert "compiling" in repr(program)
+    del programs[10:]
+    assert device.array(np.arange(3), timeout=20).numpy(timeout=20).tolist() == [0, 1, 2]
+    assert sum("compiling" in repr(program) for program in programs) > 5
+    server.close(timeout=20)
 
 
 def test_debugging_names_the_users_line(url, monkeypatch):

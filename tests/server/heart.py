@@ -22,6 +22,13 @@ ADD = """void add(float *restrict y, const float *restrict x, float a, int n) {
 CRASH = "void crash(int *p) { *(volatile int *)8 = 1; }"
 SPIN = "void spin(int *p) { for (volatile int i = 0;; i++) ; }"
 NOTHING = "void nothing(void) {}"
+SLOW = """#define A x[0] = x[0] * 3 + x[1];
+#define B A A A A A A A A A A
+#define C B B B B B B B B B B
+#define D C C C C C C C C C C
+#define E D D D D D D D D D D
+void slow(volatile int *x) { E E E E E E E E }"""
+"""What takes a compiler seconds."""
 
 
 class Server:

@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 import trio
-from heart import CRASH, NOTHING, SPIN, eventually, mapped_rings, open_files, processes_below, serving
+from heart import CRASH, NOTHING, SLOW, SPIN, eventually, mapped_rings, open_files, processes_below, serving
 
 from wsgrad.devices.ring import Ring
 from wsgrad.server import session, zygote
@@ -378,62 +378,58 @@ async def test_descriptors_beyond_those_that_select_knows_are_served(server):
 
 async def test_a_compile_of_a_devices_earlier_life_says_nothing_about_its_next(server):
     programs = server.hub._programs
-    holders = [object() for _ in range(int(programs._at_once.total_tokens))]
-    for holder in holders:
-        programs._at_once.acquire_on_behalf_of_nowait(holder)
+    free, programs._free = programs._free, 0
     async with server.client() as client:
         queue = await client.open()
         queue.program(0, f"/* {id(client)} */ this is not C", "f", "")
-        await eventually(lambda: programs._running)
+        await eventually(lambda: programs._jobs)
         for pid in server.zygote._nodes:
             os.kill(pid, signal.SIGKILL)
         assert (await queue.failure()).code == "DeviceLost"
         queue.reopen()
         queue.program(0, f"/* {id(client)} */" + NOTHING, "nothing", "")
-        for holder in holders:
-            programs._at_once.release_on_behalf_of(holder)
+        programs._free = free
+        programs._begin()
         await queue.done()
-        await eventually(lambda: not programs._running)
+        await eventually(lambda: not programs._jobs)
         queue.launches([0, 0], 1)
         queue.batch(c.Alloc(1, 4))
         assert await queue.read(1, 0, 4) == bytes(4)
         assert [message.ok for message, _ in client._kept if isinstance(message, m.Compiled)] == [True]
 
 
-async def test_a_session_that_ends_while_it_compiles_is_forgotten(server):
+async def test_a_session_that_ends_while_it_compiles_ends_the_compiler_too(server):
     programs = server.hub._programs
-    before = programs.compiled
+    before, free = programs.compiled, programs._free
     async with server.client() as client:
         queue = await client.open()
-        queue.program(0, f"/* {id(client)} */" + NOTHING, "nothing", "")
-        await eventually(lambda: programs._at_once.borrowed_tokens)
+        queue.program(0, f"/* {id(client)} */" + SLOW, "slow", "p")
+        await eventually(lambda: any(job.stop for job in programs._jobs.values()))
         client.send(m.Bye())
         await client.wait_closed()
-        await eventually(lambda: not programs._running)
-    assert programs.compiled == before + 1
-    assert not programs._owners
+        await eventually(lambda: not programs._jobs and programs._free == free)
+    assert programs.compiled == before
+    assert not programs._turns._under_way
 
 
 async def test_programs_that_a_session_leaves_behind_are_not_compiled(server):
     programs = server.hub._programs
     before = programs.compiled
-    holders = [object() for _ in range(int(programs._at_once.total_tokens))]
-    for holder in holders:
-        programs._at_once.acquire_on_behalf_of_nowait(holder)
+    free, programs._free = programs._free, 0
     async with server.client() as gone, server.client() as other:
         sources = [f"/* {index} of {id(gone)} */" + NOTHING for index in range(20)]
         queue, still = await gone.open(), await other.open()
         for index, source in enumerate(sources):
             queue.program(index, source, "nothing", "")
         still.program(0, sources[7], "nothing", "")
-        await eventually(lambda: len(programs._running) == len(sources))
+        await eventually(lambda: len(programs._jobs) == len(sources))
         gone.send(m.Bye())
         await gone.wait_closed()
-        for holder in holders:
-            programs._at_once.release_on_behalf_of(holder)
+        programs._free = free
+        programs._begin()
         compiled, _ = await other.next(m.Compiled)
         assert compiled.ok
-        await eventually(lambda: not programs._running)
+        await eventually(lambda: not programs._jobs)
     assert programs.compiled == before + 1
 
 

@@ -66,18 +66,21 @@ async def test_another_client_may_name_it_too_but_needs_the_whole_hash_and_the_s
         assert "is not the one that was named" in (await other.wait_closed()).reason
 
 
-async def test_a_source_that_is_not_there_is_asked_for_and_holds_only_its_place(client):
+async def test_a_source_that_is_not_there_is_asked_for_and_holds_only_launches_of_it(server, client):
     queue = await client.open()
     queue.batch(c.Alloc(5, 8), c.Write(5, 0, b"abcdefgh"))
     number = name(queue, 0, LARGE)
     queue.batch(c.Fill(5, 0, 8, b"z"))
     assert (await client.next(m.Missing))[0] == m.Missing(1, number, 0)
-    await queue.done(number - 1)
+    assert await queue.read(5, 0, 8) == b"z" * 8
+    queue.batch(c.Alloc(0, 16), c.Alloc(1, 16))
+    launched = queue.launches([0, 0, 0, 1, as_word(2.5), 4], 1)
+    await queue.done(launched - 1)
     client.send(m.Source(1, number), LARGE.encode())
     compiled, _ = await client.next(m.Compiled)
     assert compiled.ok
-    assert await queue.read(5, 0, 8) == b"z" * 8
-    await check(queue, 0)
+    assert await queue.read(0, 0, 4) == as_word(2.5).to_bytes(4, "little")
+    assert next(iter(server.session(client)._queues.values()))._in.held == 0
     # It was seen now.
     name(queue, 1, LARGE)
     queue.launches([1, 0, 0, 1, as_word(4.0), 4], 1)

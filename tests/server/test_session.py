@@ -166,6 +166,7 @@ async def test_chunks_without_credit_and_commands_inside_an_upload_end_the_sessi
     async with server.client() as client:
         queue = await client.open()
         queue.program(1, "/* compiled anew: the queue stands still */" + NOTHING, "nothing", "")
+        queue.launches([1, 0], 1)
         queue.batch(c.Alloc(1, 8 << 20), c.Upload(1, 1, 0, 8 << 20))
         for index in range(m.SLOTS + 1):
             client.send(m.Chunk(1, 1, index << 20), bytes(1 << 20))

@@ -120,9 +120,8 @@ class Executor:
             case m.Fail() if any(isinstance(t.work, m.Replay) and t.work.number == work.number for t in self._tasks):
                 self._graphs.fail(work)
             case m.Load():
-                # Its descriptor can't wait, and no command before it can mean this program: only its turn is kept.
-                self._load(work, fd)
-                self._tasks.append(_Task(work, None))
+                self._load(work, fd)  # its descriptor can't wait, and no command before it can mean this program
+                self._tasks.extend([_Task(work, None)] if work.number else [])
             case _:
                 self._tasks.append(_Task(work, bulk))
         self._advance()

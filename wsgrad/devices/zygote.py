@@ -1,8 +1,8 @@
 """The process that local node processes and compile jobs are forked from; runs no stranger's code itself.
 
-`python -m wsgrad.devices.zygote FD` speaks CBOR arrays over a packet socket: `setup`, `node`, `exec` and `compile` come
-in; `ready`, `node`, `error`, `compiled` and `exited` go out. It has one thread and has imported what its children need,
-so that a fork is quick and safe. When the server's end closes, everything it started ends with it.
+`python -m wsgrad.devices.zygote FD` speaks CBOR arrays over a packet socket: `setup`, `node`, `exec`, `compile` and
+`stop` come in; `ready`, `node`, `error`, `compiled` and `exited` go out. It has one thread and has imported what its
+children need, so that a fork is quick and safe. When the server's end closes, everything it started ends with it.
 """
 
 from __future__ import annotations
@@ -104,6 +104,8 @@ class Zygote:
                     self._start_compile(serial, options, source)
                 except OSError as error:
                     self._send(["compiled", serial, False, f"the compiler could not be started: {error}", 0])
+            case ["stop", int() as serial], []:
+                self._stop_compile(serial)
             case _:
                 raise AssertionError(f"unknown request {request[:2]!r} with {len(fds)} descriptors")
 
@@ -165,6 +167,13 @@ class Zygote:
             self._profile = detect_profile()
         if self._fork(serial) == 0:
             self._compile(serial, options, source)
+
+    def _stop_compile(self, serial: int) -> None:
+        # Only what runs in a root of its own leaves nothing behind when it is killed.
+        if self._profile is Profile.NAMESPACES:
+            for pid, job in self._children.values():
+                if job == serial:
+                    os.kill(pid, signal.SIGKILL)  # ours and not collected yet, so nobody else has its number
 
     def _compile(self, serial: int, options: dict[str, Any], source: int) -> NoReturn:
         """The forked job: answers on the zygote's own socket, where a packet is never torn."""

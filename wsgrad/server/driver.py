@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from wsgrad.server.limits import Limits
     from wsgrad.server.port import Owner
-    from wsgrad.server.programs import Job
     from wsgrad.server.zygote import NodeProcess, Zygote
     from wsgrad.transport.messages import Program
 
@@ -49,7 +48,7 @@ class DriverPort(LocalPort):
     def compiles(self) -> bool:
         return True
 
-    def send_program(self, message: Program, source: memoryview, job: Job | None) -> None:
+    def send_program(self, message: Program, source: memoryview) -> None:
         # A packet does not hold the longest sources.
         self._write([cbor.encode(message_array(message))], elf.memfd(bytes(source)))
 

@@ -25,6 +25,7 @@ from wsgrad.transport.messages import Abort, Batch, message_array
 if TYPE_CHECKING:
     from wsgrad.server.cached import CachedUploads
     from wsgrad.server.journal import Journal
+    from wsgrad.server.loads import Loads
     from wsgrad.server.outstanding import Outstanding
     from wsgrad.server.port import Port
     from wsgrad.server.queue import Queue
@@ -73,7 +74,7 @@ class Feed:
         receives: transfers to this queue that are not over.
     """
 
-    def __init__(self, queue: Queue, out: Outstanding, journal: Journal, cached: CachedUploads) -> None:
+    def __init__(self, queue: Queue, out: Outstanding, journal: Journal, cached: CachedUploads, loads: Loads) -> None:
         self.port: Port | None = None
         self.running = False
         self.receives = 0
@@ -81,6 +82,7 @@ class Feed:
         self._out = out
         self._journal = journal
         self._cached = cached
+        self._loads = loads
         self._items: deque[Item] = deque()
         self._receiving: _Receipt | None = None
         self._following: deque[_Receipt] = deque()
@@ -119,6 +121,8 @@ class Feed:
             self._receiving.flow.pump()
         budget = _STEP
         port = self.port
+        if self._loads.compiled and port is not None:
+            self._loads.deliver(port)
         while self._items and not self.receiving and self.running and port is not None and not port.full:
             if not budget:
                 self._queue.later()
@@ -257,6 +261,8 @@ class Feed:
         """Whether it went."""
         match item:
             case Sent():
+                if self._loads.holds(item):
+                    return False
                 if item.reserved and not self._queue.session.answers.take(item.reserved, self._queue):
                     return False
                 if isinstance(item, ReplaySent) and item.ends:
@@ -264,13 +270,13 @@ class Feed:
                     return True
                 port.send(item.head, item.bulk)
                 self._out.add(item)
+                for program in item.drops:
+                    self._loads.drop(program)
             case Load():
-                if not item.ready:
+                sent = self._loads.place(item, port)
+                if sent is None:
                     return False
-                assert item.source is not None
-                port.send_program(item.message, item.source, item.job)
-                number = item.message.number
-                self._out.add(Sent(number, number, item.nbytes, b""))
+                self._out.add(sent)
             case Piece():
                 if item.slot is None:
                     if not self.has_room:

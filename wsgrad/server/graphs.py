@@ -79,6 +79,7 @@ class QueueGraph:
         transfers: how many there are in all.
         launches: how many launches.
         habit: whether its runs are over at once.
+        programs: what they launch, with their signatures.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class QueueGraph:
                 if nbytes:
                     self.ends.append(End(self.transfers, step.number - (not sends), nbytes, sends, route))
                 self.transfers += 1
-        self._programs = part.programs
+        self.programs = part.programs
         self._buffers = buffers
         self._bindings = bindings
         self._blob = memoryview(blob)
@@ -161,7 +162,7 @@ class QueueGraph:
     def _look(self, tables: Tables) -> None:
         """Ids may mean something else than at the last run."""
         self._generation = -1
-        for program, signature in self._programs.items():
+        for program, signature in self.programs.items():
             entry = tables.program(program)
             if entry is None or not entry.live or entry.signature != signature:
                 raise LaunchError(f"the graph launches program {program} with signature {signature!r}: there is none")

@@ -23,7 +23,7 @@ from wsgrad.server.dialing import PeerRules
 from wsgrad.server.limits import Limits
 from wsgrad.server.machine import own_devices
 from wsgrad.server.nodes import Device, Registry, clean_label
-from wsgrad.server.programs import Job, Programs
+from wsgrad.server.programs import Programs
 from wsgrad.server.remote import RemoteNode
 from wsgrad.server.session import Session
 from wsgrad.server.sources import Sources
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from wsgrad.server.routes import Route
     from wsgrad.server.zygote import Zygote
     from wsgrad.transport.connection import Received
-    from wsgrad.transport.messages import Present, Program
+    from wsgrad.transport.messages import Present
     from wsgrad.transport.trio_driver import TrioConnection
 
 _log = logging.getLogger(__name__)
@@ -249,10 +249,11 @@ class Hub:
         """The device of that id."""
         return self._registry.get(device)
 
-    def compile(self, source: str, message: Program, session: Session) -> Job:
-        """Start to compile a program for a local device."""
-        assert self._programs is not None  # only local devices ask, and they come with it
-        return self._programs.compile(source, message, session)
+    @property
+    def programs(self) -> Programs:
+        """Compiles for local devices, which alone ask for it."""
+        assert self._programs is not None
+        return self._programs
 
     def welcome(self) -> dict[str, object]:
         """What a client is told when it arrives."""
@@ -268,8 +269,6 @@ class Hub:
         """A session has ended."""
         self._sessions.pop(session.key, None)
         self.loads_changed()
-        if self._programs is not None:
-            self._programs.forget_owner(session)
 
     def loads_changed(self) -> None:
         """A device is used more or less, or is shown otherwise: clients are told soon."""

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from wsgrad.server.limits import Limits
-    from wsgrad.server.programs import Job
     from wsgrad.server.transfers import FlowChunk
     from wsgrad.server.zygote import NodeProcess, Zygote
     from wsgrad.transport.messages import Program
@@ -138,9 +137,7 @@ class LocalPort(Port):
     def next_slot(self) -> memoryview | None:
         return self._ring.slot(UPLOAD_SLOTS[self._free[0]]) if self._free else None
 
-    def send_program(self, message: Program, source: memoryview, job: Job | None) -> None:
-        assert job is not None
-        binary = job.binary
+    def send_binary(self, message: Program, binary: bytes | None) -> None:
         load = Load(
             self.number,
             message.number,

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 from wsgrad.transport.messages import CHUNK_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from wsgrad.server.tables import Tables
     from wsgrad.server.transfers import Flow
 
@@ -72,6 +74,7 @@ class Sent:
         reads: number and size of each read.
         timed: numbers of timed launches.
         launches: number and program of each launch in a batch.
+        drops: programs that go with it.
         packed: whether `bulk` holds packed launches.
         habit: of what it makes the node do, if that has one.
     """
@@ -84,6 +87,7 @@ class Sent:
     reads: list[tuple[int, int]] = field(default_factory=list)
     timed: list[int] = field(default_factory=list)
     launches: list[tuple[int, int]] = field(default_factory=list)
+    drops: list[int] = field(default_factory=list)
     packed: bool = False
     habit: Habit | None = None
 
@@ -256,19 +260,25 @@ class Outstanding:
 
     def program_of(self, number: int, tables: Tables) -> int | None:
         """The program that command `number` launches, if it is a launch and not acknowledged."""
-        for message in self._messages:
-            if not message.first <= number <= message.last:
-                continue
-            if not message.packed or message.bulk is None:
-                return next((program for launch, program in message.launches if launch == number), None)
-            words = message.bulk.cast("I")
-            position = 0
-            for _ in range(number - message.first):
-                if position >= len(words):
-                    return None
-                entry = tables.program(words[position])
-                if entry is None:
-                    return None
-                position += entry.words
-            return words[position] if position < len(words) else None
-        return None
+        message = self.message_of(number)
+        if message is None:
+            return None
+        return next((program for launch, program in launched(message, tables) if launch == number), None)
+
+
+def launched(message: Sent, tables: Tables) -> Iterator[tuple[int, int]]:
+    """Number and program of each launch in a message, as far as packed ones make sense."""
+    if not message.packed or message.bulk is None:
+        yield from message.launches
+        return
+    words = message.bulk.cast("I")
+    position = 0
+    for number in range(message.first, message.last + 1):
+        if position >= len(words):
+            return
+        program = words[position]
+        yield number, program
+        entry = tables.program(program)
+        if entry is None:
+            return
+        position += entry.words

@@ -18,7 +18,6 @@ from wsgrad.transport.messages import SLOTS, Attach, Close, Credit, message_arra
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wsgrad.server.programs import Job
     from wsgrad.server.transfers import FlowChunk
     from wsgrad.transport.express import Answer
     from wsgrad.transport.messages import Message, Program, Slot
@@ -137,14 +136,18 @@ class Port(ABC):
     @abstractmethod
     def _send_slot(self, transfer: int, offset: int, slot: int, bulk: memoryview) -> None: ...
 
-    @abstractmethod
-    def send_program(self, message: Program, source: memoryview, job: Job | None) -> None:
-        """Send a program, compiled by `job` where the node can't compile it itself."""
-
     @property
     @abstractmethod
     def compiles(self) -> bool:
-        """Whether the node compiles programs itself."""
+        """Whether the node compiles programs itself: it gets them by `send_program`, else by `send_binary`."""
+
+    def send_program(self, message: Program, source: memoryview) -> None:
+        """Send a program's source."""
+        raise NotImplementedError
+
+    def send_binary(self, message: Program, binary: bytes | None) -> None:
+        """Send a program that was compiled, or could not be; number 0 if its place has gone before."""
+        raise NotImplementedError
 
     @abstractmethod
     def _keep(self, slot: int, bulk: memoryview, *, owned: bool) -> memoryview:

@@ -94,9 +94,9 @@ class Queue:
             later=self.later,
         )
         self._journal = Journal()
-        self._feed = Feed(self, self._out, self._journal, self._cached)
+        self._loads = Loads(number, session, self._tables, tell=self._tell, later=self.later)
+        self._feed = Feed(self, self._out, self._journal, self._cached, self._loads)
         self._opening = 0
-        self._loads = Loads(number, session, self._tables, tell=self._tell, pump=self._feed.pump)
         self._lost: Failure | None = None
         self._port: Port | None = None
         self._open_port(0)
@@ -359,7 +359,7 @@ class Queue:
             case Failed():
                 self._failed(port, message)
             case Compiled():
-                entry = self._loads.compiled(message.program)
+                entry = self._loads.compiled_by_node(message.program)
                 if entry is None:
                     raise InvalidReply(f"program {message.program} compiled, which it was not asked to")
                 entry.error = None if message.ok else message.message

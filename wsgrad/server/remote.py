@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from wsgrad.server.limits import Limits
     from wsgrad.server.nodes import Device
-    from wsgrad.server.programs import Job
     from wsgrad.server.queue import Queue
     from wsgrad.transport.connection import Received
     from wsgrad.transport.messages import Program
@@ -266,7 +265,7 @@ class RemotePort(Port):
     def next_slot(self) -> memoryview | None:
         return None
 
-    def send_program(self, message: Program, source: memoryview, job: Job | None) -> None:
+    def send_program(self, message: Program, source: memoryview) -> None:
         self._send(cbor.encode(message_array(replace(message, queue=self.number))), source)
 
     def _keep(self, slot: int, bulk: memoryview, *, owned: bool) -> memoryview:

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
     from wsgrad.server.hub import Hub
     from wsgrad.server.nodes import Device
-    from wsgrad.server.programs import Job
+    from wsgrad.server.programs import Programs
     from wsgrad.server.transfers import Flow
     from wsgrad.transport.commands import Receive, Send
     from wsgrad.transport.connection import Received
@@ -367,9 +367,10 @@ class Session:
             self.routes.incoming(command.route, flow)
         return flow
 
-    def compile(self, source: str, message: Program) -> Job:
-        """Start to compile a program for one of the queues."""
-        return self._hub.compile(source, message, self)
+    @property
+    def programs(self) -> Programs:
+        """Compiles programs for the queues on local devices."""
+        return self._hub.programs
 
     @property
     def idle(self) -> bool:

@@ -18,6 +18,7 @@ from wsgrad.transport import cbor
 from wsgrad.transport.commands import (
     Clear,
     Download,
+    Drop,
     Launch,
     Read,
     Receive,
@@ -174,6 +175,8 @@ def check_batch(batch: Batch, raw: bytes | None, nbytes: int, tables: Tables) ->
                     reserved += ANSWER_NBYTES
             case Download():
                 checked.downloads.append(Transfer(command.transfer, number, command.nbytes))
+            case Drop():
+                piece.drops.append(command.program)
             case Clear():
                 checked.marks.append((number, command))
             case Signal():

@@ -221,14 +221,17 @@ class Zygote:
             case _:
                 raise DeviceLost("the process that starts nodes has ended")
 
-    async def compile(self, text: str, seconds: float) -> bytes:
+    def serial(self) -> int:
+        """A number for a compile."""
+        return next(self._serials)
+
+    async def compile(self, serial: int, text: str, seconds: float) -> bytes:
         """Compile a translation unit.
 
         Raises:
-            CompileError: with the compiler's messages.
+            CompileError: with the compiler's messages, or since it was stopped.
             DeviceLost: the zygote has ended meanwhile.
         """
-        serial = next(self._serials)
         source = text.encode("utf-8", "surrogatepass")
         options: dict[str, object] = {
             "compiler": self.compiler.to_map(),
@@ -248,6 +251,12 @@ class Zygote:
                 raise CompileError(text)
             case _:
                 raise DeviceLost("the process that compiles programs has ended")
+
+    def stop_compile(self, serial: int) -> None:
+        """Ask for a compile to end soon without a result; where that is not possible it goes on to its end."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.send(cbor.encode(["stop", serial]))
 
     async def _set_up(self, native: Callable[[], Awaitable[bytes]]) -> None:
         try:

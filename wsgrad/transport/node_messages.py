@@ -39,7 +39,7 @@ class Attach:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Server → local node: a compiled program in a memfd that travels beside the message; command `number`."""
+    """Server → local node: a compiled program in a memfd beside it; command `number`, or 0 behind its place."""
 
     KIND: ClassVar[int] = 49
     queue: U32
