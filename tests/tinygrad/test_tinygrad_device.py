@@ -94,3 +94,65 @@ for n in (3, 4, 5, 7, 10, 2):
 def test_finding_the_device_costs_other_programs_nothing_heavy():
     script = "import sys; assert not {'trio', 'numpy', 'tinygrad', 'wsgrad'} & set(sys.modules), sorted(sys.modules)"
     run(script)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("for (;;) __atomic_thread_fence(__ATOMIC_SEQ_CST);", "was given up"),
+        ("*(volatile int *)0 = 1;", "was given up"),
+        ("this is no C", "error"),
+    ],
+    ids=["hangs", "crashes", "does not compile"],
+)
+def test_a_kernel_that_a_search_tries_harms_nothing(body, why):
+    script = f"""
+import numpy as np
+from tinygrad import Device, Tensor
+from tinygrad.device import TinyELF
+from tinygrad.helpers import Target
+kept = Tensor(np.arange(10, dtype=np.float32)).realize()
+device = Device["WS"]
+buffer = kept.uop.buffer._buf
+for _ in range(2):
+    source = "// writes 0\\nvoid test(float* restrict data0) {{ {body} }}"
+    kernel = device.runtime(TinyELF(source.encode(), "test", Target("WS"), (("data0", 0, kept.dtype, (10,)),)))
+    try:
+        kernel(buffer, wait=True, timeout=300)
+    except RuntimeError as error:
+        assert {why!r} in str(error), error
+    else:
+        raise AssertionError("the kernel ran")
+source = b"// writes 0\\nvoid test(float* restrict data0) {{ data0[0] = 7; }}"
+good = device.runtime(TinyELF(source, "test", Target("WS"), ()))
+assert good(buffer, wait=True, timeout=300) >= 0
+assert (kept.numpy() == np.arange(10)).all()
+"""
+    run(script)
+
+
+def test_searched_kernels_give_the_right_result():
+    script = """
+import numpy as np
+from tinygrad import Context, Tensor
+rng = np.random.default_rng(0)
+a, b = rng.normal(size=(2, 24, 24)).astype(np.float32)
+x, y = Tensor(a).realize(), Tensor(b).realize()
+with Context(BEAM=1):
+    z = (x @ y).realize()
+np.testing.assert_allclose(z.numpy(), a @ b, rtol=1e-4, atol=1e-4)
+"""
+    run(script, PARALLEL="0")
+
+
+def test_there_is_no_device_beyond_the_last():
+    script = """
+from tinygrad import Device
+try:
+    Device["WS:7"]
+except RuntimeError as error:
+    assert "there is no device WS:7: the servers offer" in str(error), error
+else:
+    raise AssertionError("it opened")
+"""
+    run(script)
