@@ -239,7 +239,7 @@ class Machine:
                 pause = FIRST_RETRY_SECONDS
             # Many machines that lost the same hub must not all come back in the same moment.
             seconds = pause * random.uniform(0.5, 1.0)
-            _log.warning("no connection to %s: %s; the next try is in %.1f s", self._hub.url, reason, seconds)
+            _log.warning("not joined to %s now (%s); the next try is in %.1f s", self._hub.url, reason, seconds)
             await trio.sleep(seconds)
             pause = min(2 * pause, LAST_RETRY_SECONDS)
 
