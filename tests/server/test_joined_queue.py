@@ -48,7 +48,7 @@ class FakePort(Port):
     def next_slot(self):
         return None
 
-    def send_program(self, message, source, job):
+    def send_program(self, message, source):
         self.sent.append((message, source))
 
     def download_slot(self, message, chunk):

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from wsgrad.server.port import DownloadChunk, Loss, Port
-    from wsgrad.server.programs import Job, Programs
+    from wsgrad.server.programs import Job, Programs, Want
     from wsgrad.transport.express import Answer
     from wsgrad.transport.messages import Attach, Message
 
@@ -90,7 +90,12 @@ class _Item:
     raw: bytes
     bulk: memoryview | None
     slot: int = -1
-    job: Job | None = None
+    want: Want | None = None
+
+    @property
+    def job(self) -> Job | None:
+        """How far a program is that is compiled here."""
+        return None if self.want is None else self.want.job
 
     @property
     def nbytes(self) -> int:
@@ -202,13 +207,14 @@ class JoinedQueue:
     def close(self) -> None:
         """End it, with its node. Idempotent."""
         port, self.port = self.port, None
-        self._items.clear()
+        items, self._items = self._items, deque()
         self._chunks.clear()
         self._given = _NOTHING
         if port is not None:
             port.close()
-        if self._programs is not None:
-            self._programs.forget_owner(self)
+        for item in items:
+            if item.want is not None and self._programs is not None:
+                self._programs.leave(item.want)
 
     def _send(self, port: Port, item: _Item) -> None:
         message = item.message
@@ -220,10 +226,12 @@ class JoinedQueue:
             case Program():
                 self._out.add(Sent(message.number, message.number, 0, b""))
                 assert item.bulk is not None
-                port.send_program(message, item.bulk, item.job)
-                if item.job is not None:
-                    ok = item.job.binary is not None
-                    self._tell(Compiled(self.number, message.program, ok, item.job.messages))
+                if item.job is None:
+                    port.send_program(message, item.bulk)
+                    return
+                port.send_binary(message, item.job.binary)
+                ok = item.job.binary is not None
+                self._tell(Compiled(self.number, message.program, ok, item.job.messages))
                 return
             case Batch():
                 self._out.add(self._batch(message))
@@ -254,8 +262,7 @@ class JoinedQueue:
             text = str(item.bulk, "utf-8")
         except UnicodeDecodeError as exc:
             raise ProtocolError("a program's source that is not UTF-8") from exc
-        item.job = self._programs.compile(text, message, self)
-        item.job.when_done(lambda job: self.pump())
+        item.want = self._programs.compile(text, message, session=self.session, queue=self, finished=self.pump)
 
     def _batch(self, batch: Batch) -> Sent:
         """What the node may answer to a batch."""
