@@ -210,11 +210,11 @@ const gpuGraph = (() => {
             launch.program = program;
             item.plan = null;
           }
+          runtime.checkGrid(program, launch.grid);
           const [x, y, z] = launch.grid;
           const estimate = program.estimate(x * y * z);
           queue.admit(estimate);
           const plan = (item.plan ??= this.plan(program, launch));
-          runtime.checkGrid(program, launch.grid);
           const told = trace ? runtime.tells(trace, id, index) : null;
           launcher.launch(program, plan, x, y, z, MAX_LAUNCHES, told);
           // Temporaries were given back: others may have them next time.

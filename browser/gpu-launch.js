@@ -15,7 +15,7 @@
 
 const gpuLaunch = (() => {
   const { GpuError, SLOT } = gpuQueue;
-  const { words } = gpuMemory;
+  const { words } = gpuCopy;
   /** Bind groups that are kept: to make one costs about half of a launch. */
   const KEPT_PLANS = 8192;
   /** Passes in one query set: more than a batch of single launches has. */
@@ -66,6 +66,10 @@ const gpuLaunch = (() => {
      */
     newPlan(program, values, scalars) {
       const { device } = this;
+      // All that can be refused comes before the first temporary is taken.
+      values.forEach((value, index) => {
+        if (typeof value !== 'number') checkSize(program, index, value, device.limits);
+      });
       const copied = detoured(program, values, device.limits);
       /** @type {GpuDetour[]} */
       const detours = [];
@@ -74,12 +78,11 @@ const gpuLaunch = (() => {
         if (typeof value === 'number') {
           return { binding, resource: { buffer: scalars, offset: value * SLOT, size: 16 } };
         }
-        const size = Math.max(4, words(value.nbytes));
-        checkSize(program, binding, value, size, device.limits);
+        const size = bindingSize(value);
         if (!copied.has(binding)) {
           return { binding, resource: { buffer: value.memory.buffer, offset: value.offset, size } };
         }
-        const temporary = this.pool.temporary(size);
+        const temporary = this.pool.copier.temporary(size);
         detours.push({ temporary, range: value, back: program.arguments[binding].written });
         return { binding, resource: { buffer: temporary, size } };
       });
@@ -98,12 +101,13 @@ const gpuLaunch = (() => {
      * @param {((start: number, end: number) => void) | null} [told] is called with when it ran, in milliseconds.
      */
     launch(program, plan, x, y, z, most, told = null) {
-      const { queue, pool } = this;
+      const { queue } = this;
+      const { copier } = this.pool;
       for (const { temporary, range } of plan.detours) {
         const { memory, offset, nbytes } = range;
         // What is bound behind the last byte must not depend on who had the temporary before.
         if (nbytes % 4 || !nbytes) queue.encoder().clearBuffer(temporary, Math.max(0, words(nbytes) - 4), 4);
-        if (nbytes) pool.copyBytes(temporary, 0, memory.buffer, offset, nbytes);
+        if (nbytes) copier.copyBytes(temporary, 0, memory.buffer, offset, nbytes);
       }
       const pass = told ? this.timedPass(told) : queue.pass();
       const batch = queue.open();
@@ -117,8 +121,8 @@ const gpuLaunch = (() => {
       if (told) queue.endPass(batch);
       for (const { temporary, range, back } of plan.detours) {
         const { memory, offset, nbytes } = range;
-        if (back && nbytes) pool.copyBytes(memory.buffer, offset, temporary, 0, nbytes);
-        pool.giveBack(temporary);
+        if (back && nbytes) copier.copyBytes(memory.buffer, offset, temporary, 0, nbytes);
+        copier.giveBack(temporary);
       }
       queue.launched(program.estimate(x * y * z), most);
       if (program.unsure) queue.flush();
@@ -193,7 +197,7 @@ const gpuLaunch = (() => {
         if (mapped) {
           stamps = [...new BigUint64Array(staging.getMappedRange(0, size))].map(Number);
           staging.unmap();
-          pool.keep(pool.staging, staging);
+          pool.staging.keep(staging);
         }
         // The device's clock has its own zero: its last stamp is about when the submission was over.
         const zero = doneAt - stamps[stamps.length - 1] / 1e6;
@@ -205,6 +209,12 @@ const gpuLaunch = (() => {
       });
     }
   }
+
+  /**
+   * What is bound for a range: whole words, and at least one.
+   * @param {GpuRange} range
+   */
+  const bindingSize = ({ nbytes }) => Math.max(4, words(nbytes));
 
   /**
    * Which arguments can't be bound where they are.
@@ -269,10 +279,11 @@ const gpuLaunch = (() => {
    * @param {GpuProgram} program
    * @param {number} index
    * @param {GpuRange} range
-   * @param {number} size
    * @param {GPUSupportedLimits} limits
    */
-  function checkSize(program, index, { nbytes }, size, limits) {
+  function checkSize(program, index, range, limits) {
+    const { nbytes } = range;
+    const size = bindingSize(range);
     const { space, least, type } = program.arguments[index];
     const limit = space === 'uniform' ? limits.maxUniformBufferBindingSize : limits.maxStorageBufferBindingSize;
     if (size > limit) {

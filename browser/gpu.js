@@ -237,7 +237,7 @@ const gpu = (() => {
      * @param {number} nbytes
      */
     copy(target, targetOffset, source, sourceOffset, nbytes) {
-      this.pool.copy(target, targetOffset, source, sourceOffset, nbytes);
+      this.pool.copier.copy(target.buffer, targetOffset, source.buffer, sourceOffset, nbytes);
     }
 
     /**
@@ -247,7 +247,7 @@ const gpu = (() => {
      * @param {Uint8Array} pattern
      */
     fill(memory, offset, nbytes, pattern) {
-      this.pool.fill(memory, offset, nbytes, pattern);
+      this.pool.copier.fill(memory.buffer, offset, nbytes, pattern);
     }
 
     // -- programs

@@ -5,6 +5,7 @@ importScripts(
   'cbor.js',
   'wgsl.js',
   'gpu-queue.js',
+  'gpu-copy.js',
   'gpu-memory.js',
   'gpu-program.js',
   'gpu-launch.js',

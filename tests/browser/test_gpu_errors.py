@@ -153,3 +153,33 @@ def test_the_adapter_is_described(any_gpu):
     assert device["limits"]["maxBufferSize"] >= 1 << 28
     assert device["alignment"] in (32, 64, 128, 256)
     assert got["adapterName"]
+
+
+def test_memory_that_the_gpu_does_not_have_is_refused_by_name(gpu):
+    # What the browser answers is made up: to really fill the memory would harm the machine.
+    gpu.js(
+        """(() => {
+          const { device } = rig.runtime.queue;
+          const push = device.pushErrorScope.bind(device);
+          const pop = device.popErrorScope.bind(device);
+          const filters = [];
+          device.pushErrorScope = (filter) => { filters.push(filter); push(filter); };
+          device.popErrorScope = async () => {
+            const memory = filters.pop() === 'out-of-memory';
+            const answer = await pop();
+            return memory && globalThis.full ? new GPUOutOfMemoryError('made up') : answer;
+          };
+          globalThis.full = true;
+        })()"""
+    )
+    with pytest.raises(GpuRefused, match="the GPU has no room for 1048576 bytes on top of 0") as caught:
+        gpu.empty(1 << 20)
+    assert caught.value.code == "OutOfMemory"
+    assert gpu.js("rig.runtime.memoryUsed") == 0
+    # A small buffer is not waited for; the shortage is told with the work that follows.
+    small = gpu.empty(16)
+    with pytest.raises(GpuRefused, match="made up") as caught:
+        gpu.read(small)
+    assert caught.value.code == "OutOfMemory"
+    gpu.js("(() => { globalThis.full = false; })()")
+    assert not gpu.read(small).any()
