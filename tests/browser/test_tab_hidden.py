@@ -61,6 +61,7 @@ def test_a_frozen_tab_is_lost_and_comes_back_when_it_wakes(browser, tmp_path, pa
             with pytest.raises(wsgrad.DeviceLost):
                 array.numpy(timeout=40)
             tab.tab.call("Page.setWebLifecycleState", state="active")
+            tab.tab.wait_for("events.filter((event) => event.state === 'joined').length === 2", 60)
             assert client.wait_for_device("browser", timeout=30).id == "sleeper/browser/0"
             device.reopen()
             assert device.array(np.arange(3)).numpy().tolist() == [0, 1, 2]
