@@ -44,7 +44,7 @@ class EchoHub:
         return False
 
     def status(self):
-        return {"sessions": 0, "devices": []}
+        return {"sessions": [], "devices": [], "nodes": [], "errors": []}
 
 
 @dataclass

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from wsgrad.server.limits import MAX_RETAINED
 from wsgrad.server.outstanding import ANSWER_NBYTES, InvalidReply, Outstanding, Sent, Transfer
 from wsgrad.server.port import renumber
+from wsgrad.server.usage import Usage
 from wsgrad.transport import commands as c
 from wsgrad.transport import messages as m
 from wsgrad.transport.cbor import decode, encode
@@ -204,7 +205,7 @@ ACTIONS = st.lists(
 @given(ACTIONS)
 @settings(max_examples=200, deadline=None)
 def test_any_replies_are_taken_or_refused_and_reservations_come_out_even(actions):
-    outstanding = Outstanding()
+    outstanding = Outstanding(Usage())
     number = reserved = held = 0
     for action in actions:
         try:

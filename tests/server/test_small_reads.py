@@ -7,6 +7,7 @@ import pytest
 from heart import serving
 
 from wsgrad.server.outstanding import Outstanding, Sent
+from wsgrad.server.usage import Usage
 from wsgrad.transport import commands as c
 from wsgrad.transport import express
 from wsgrad.transport import messages as m
@@ -117,7 +118,7 @@ async def test_reads_are_answered_where_a_thousand_descriptors_are_open(server):
 
 
 def under_way(*reads, timed=()):
-    outstanding = Outstanding()
+    outstanding = Outstanding(Usage())
     for number, nbytes in reads:
         outstanding.add(Sent(number, number, 30, b"", reads=[(number, nbytes)], timed=list(timed)))
     return outstanding

@@ -49,6 +49,7 @@ class Rule:
 ROUTES = {
     "/healthz": Rule(check_host=False),
     "/status.json": Rule(roles=frozenset({Role.CLIENT, Role.ADMIN})),
+    "/metrics": Rule(roles=frozenset({Role.CLIENT, Role.ADMIN})),
     "/v1/client": Rule(websocket=True, roles=frozenset({Role.CLIENT})),
     "/v1/peer": Rule(websocket=True, ticket=True),
     "/v1/node": Rule(websocket=True, null_origin=True, roles=frozenset({Role.NODE})),
@@ -145,6 +146,11 @@ class Gate:
         if not rule.roles:
             return None
         return self._check_token(request, rule)
+
+    def role_of(self, request: Request) -> Role | None:
+        """Whose token a request brings."""
+        token = token_of(request)
+        return None if token is None else self._tokens.role_of(token)
 
     def _check_ticket(self, request: Request) -> Refusal | None:
         """A ticket is only looked at here; whoever lets the request in takes it."""

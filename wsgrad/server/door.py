@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from wsgrad.errors import ConnectionLost, LimitExceeded, ProtocolError
-from wsgrad.server import http
+from wsgrad.server import http, metrics
 from wsgrad.server.admin import is_admin_path
 from wsgrad.server.auth import ADMIN, PAGE, ROUTES, Delays, network_of, token_of, wrong_ticket
 from wsgrad.server.http import MAX_HEAD, BadRequest
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from wsgrad.server.routes import Route
     from wsgrad.server.status import PortCounters
     from wsgrad.server.tickets import Tickets
+    from wsgrad.server.tokens import Role
 
 _LINGER_SECONDS = 1.0
 _MAX_DELAYED = 16  # wrong tokens of one address whose answers wait at the same time; more are answered at once
@@ -64,7 +65,7 @@ class Door:
         self,
         gate: Gate,
         counters: PortCounters,
-        status: Callable[[], Mapping[str, object]],
+        status: Callable[[Role | None, Visitor], Mapping[str, object]],
         tickets: Tickets,
         pages: Pages,
         admin: Admin,
@@ -143,7 +144,8 @@ class Door:
             return await self._admin.answer(request.path, await body(request.body_nbytes or 0), peer)
         if rule is PAGE:
             return self._pages.answer(request.path)
-        return http.document(200, self._status())
+        document = self._status(self._gate.role_of(request), visitor)
+        return metrics.answer(document) if request.path == "/metrics" else http.document(200, document)
 
     def _rule(self, path: str) -> Rule | None:
         if path in self._pages:

@@ -111,7 +111,7 @@ class Feed:
         if isinstance(item, Joint) and isinstance(item.command, Receive):
             self.receives += 1
         elif isinstance(item, ReplaySent) and item.graph is not None:
-            self._queue.session.statistics.launches += item.graph.launches
+            self._queue.usage.launched(item.graph.launches)
             self.receives += sum(not end.sends for end, _ in item.ends)
         self._items.append(item)
 
@@ -207,6 +207,7 @@ class Feed:
         assert self._receiving is not None
         self.port.pass_on(self._receiving.transfer, self._offset, chunk)
         self._offset += len(chunk.bulk)
+        self._queue.usage.bytes_in += len(chunk.bulk)
 
     def finished(self) -> None:
         assert self.port is not None

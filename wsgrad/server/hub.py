@@ -29,6 +29,7 @@ from wsgrad.server.session import Session
 from wsgrad.server.sources import Sources
 from wsgrad.server.statistics import Statistics
 from wsgrad.server.tickets import Tickets
+from wsgrad.server.usage import Ledger, sum_of, with_usage
 from wsgrad.transport import cbor
 from wsgrad.transport.messages import VERSION, Bye, Hello, Join, Joined, Refused, message_array, parse_message
 
@@ -54,6 +55,7 @@ class Hub:
 
     def __init__(self, config: Config, zygote: Zygote | None, *, cache_directory: Path | None = None) -> None:
         self.statistics = Statistics()
+        self.ledger = Ledger()
         self.name = config.name
         self.tickets = Tickets()
         self.peer_rules = PeerRules(config)
@@ -206,10 +208,14 @@ class Hub:
 
     def status(self) -> dict[str, object]:
         """Sessions, devices and counters; no key and no token."""
+        sessions = [session.describe() for session in self._sessions.values()]
+        usages = self.ledger.totals(session.usages for session in self._sessions.values())
         return {
-            "devices": self.devices,
-            "sessions": [session.describe() for session in self._sessions.values()],
+            "devices": with_usage(self.devices, sessions, usages),
+            "sessions": sessions,
             "nodes": [node.describe() for node in self._nodes],
+            "totals": sum_of(usages.values()).describe(),
+            "errors": self.ledger.errors,
             "processes": 0 if self._zygote is None else self._zygote.processes,
             "compiled": 0 if self._programs is None else self._programs.compiled,
             "compiled_from_cache": 0 if self._programs is None else self._programs.cached,
@@ -267,7 +273,8 @@ class Hub:
 
     def forget(self, session: Session) -> None:
         """A session has ended."""
-        self._sessions.pop(session.key, None)
+        if self._sessions.pop(session.key, None) is not None:
+            self.ledger.absorb(session.usages)
         self.loads_changed()
 
     def loads_changed(self) -> None:

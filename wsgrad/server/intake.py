@@ -28,6 +28,7 @@ from wsgrad.transport.messages import (
 
 if TYPE_CHECKING:
     from wsgrad.server.submission import Incoming
+    from wsgrad.server.usage import Usage
 
 MAX_HELD: Final = 32 << 20
 """Bytes of commands, with what keeping them costs, that a queue holds at most; a client's window is 4 MiB."""
@@ -65,8 +66,9 @@ class Intake:
         waiting: messages that wait for their turn, for a moment or for a reopening.
     """
 
-    def __init__(self, queue: int) -> None:
+    def __init__(self, queue: int, usage: Usage) -> None:
         self._queue = queue
+        self._usage = usage
         self.next = 1
         self.credit = SLOTS
         self.upload: Incoming | None = None
@@ -98,6 +100,7 @@ class Intake:
         else:
             nbytes += len(bulk)
         self.held += nbytes
+        self._usage.bytes_in += len(raw) + len(bulk)
         if self.held > MAX_HELD:
             raise ProtocolError(
                 f"queue {self._queue} holds more than {MAX_HELD} bytes of commands without acknowledgement",

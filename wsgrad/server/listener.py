@@ -19,6 +19,7 @@ from wsgrad.server import http, pages, status
 from wsgrad.server.admin import Admin
 from wsgrad.server.auth import Gate, network_of, plain_address
 from wsgrad.server.door import Door, send
+from wsgrad.server.invitation import page_address
 from wsgrad.server.pages import Pages
 from wsgrad.transport.messages import (
     CHUNK_BYTES,
@@ -36,12 +37,13 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Iterator
 
+    from wsgrad.server.auth import Visitor
     from wsgrad.server.config import Config
     from wsgrad.server.door import Admitted
     from wsgrad.server.remote import RemoteNode
     from wsgrad.server.routes import Route
     from wsgrad.server.tickets import Tickets
-    from wsgrad.server.tokens import Tokens
+    from wsgrad.server.tokens import Role, Tokens
 
 _TLS_RECORD = 0x16
 
@@ -106,13 +108,15 @@ class Port:
     def __init__(self, config: Config, tokens: Tokens, hub: Hub, *, tls: ssl.SSLContext | None = None) -> None:
         self.counters = status.PortCounters()
         self._config = config
+        self._tokens = tokens
+        self._number = config.port
         self._gate = Gate(config, tokens, knows_node=hub.knows_node)
         self._hub = hub
         self._tls = tls
         self._door = Door(
             self._gate,
             self.counters,
-            lambda: status.document(config, self.counters, hub.status()),
+            self._status,
             hub.tickets,
             Pages(pages.directory()),
             Admin(hub, tokens, config.token_file),
@@ -130,12 +134,18 @@ class Port:
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Accept until cancelled, then close the listeners; the connections are tasks of `nursery` and go on."""
+        self._number = listeners[0].socket.getsockname()[1]
         await trio.serve_listeners(
             self._serve_connection,
             listeners,
             handler_nursery=nursery,
             task_status=task_status,  # type: ignore[arg-type]
         )
+
+    def _status(self, role: Role | None, visitor: Visitor) -> dict[str, object]:
+        document = status.document(self._config, self.counters, self._hub.status())
+        page = page_address(self._config, self._number, scheme=visitor.scheme, asked=visitor.host)
+        return status.shown_to(role, document, page=page, node_token=self._tokens.node)
 
     def drain(self) -> None:
         """Let no more connections become sessions; those still in their handshake are told that the server stops."""

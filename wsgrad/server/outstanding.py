@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from wsgrad.server.tables import Tables
     from wsgrad.server.transfers import Flow
+    from wsgrad.server.usage import Usage
 
 ANSWER_NBYTES: Final = 128
 """What keeping an answer holds beside its data."""
@@ -101,7 +102,8 @@ class Sent:
 class Outstanding:
     """The commands of a queue between their sending to a node and their acknowledgement."""
 
-    def __init__(self) -> None:
+    def __init__(self, usage: Usage) -> None:
+        self._usage = usage
         self.sent = 0
         self.acked = 0
         self.downloads: dict[int, Transfer] = {}
@@ -194,6 +196,7 @@ class Outstanding:
         while self._reads[0][0] < number:
             freed += self._reads.popleft()[1] + ANSWER_NBYTES
         self._reads.popleft()
+        self._usage.bytes_out += nbytes
         return freed
 
     def answered(self, number: int, nbytes: int) -> int | None:
@@ -207,6 +210,7 @@ class Outstanding:
         if len(self._reads) != 1 or self._reads[0] != (number, nbytes):
             return None
         self._reads.clear()
+        self._usage.bytes_out += nbytes
         self.acked = number
         self._idle_acks = 0
         return self._messages.pop().nbytes
@@ -246,6 +250,7 @@ class Outstanding:
                 f"{nbytes} bytes at {offset} of transfer {transfer}, where {expected} at {download.offset} come next"
             )
         download.offset += nbytes
+        self._usage.bytes_out += nbytes
         return download
 
     def failed(self, number: int) -> None:

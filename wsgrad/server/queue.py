@@ -80,8 +80,9 @@ class Queue:
         self._tables: Tables = Tables(
             session.quota, dialects=device.dialects, max_program_nbytes=session.limits.max_program_nbytes
         )
-        self._in = Intake(number)
-        self._out = Outstanding()
+        self.usage = session.usage_of(device.id)
+        self._in = Intake(number, self.usage)
+        self._out = Outstanding(self.usage)
         self._small = SmallReads(self, self._in, self._out, self._tables)
         self.answered = self._small.answered
         self._cached = CachedUploads(
@@ -121,7 +122,7 @@ class Queue:
             "queue": self.number,
             "device": self.device.id,
             "state": self.state.value,
-            "buffers": self._tables.buffers,
+            **self._tables.describe(),
             "unacknowledged": self._in.next - 1 - self._out.acked,
         }
 
@@ -225,7 +226,7 @@ class Queue:
             case Launches():
                 sent = check_launches(message, waiting.raw or b"", waiting.bulk, waiting.nbytes)
                 self._in.begin(message.first, message.count)
-                self.session.statistics.launches += message.count
+                self.usage.launched(message.count)
                 if self.state is State.LOST:
                     self._drop(waiting)
                 else:
@@ -266,7 +267,7 @@ class Queue:
 
     def _batch(self, batch: Batch, waiting: Waiting) -> None:
         checked = check_batch(batch, waiting.raw, waiting.nbytes, self._tables)
-        self.session.statistics.refused += checked.refused
+        self.usage.checked(checked)
         for download in checked.downloads:
             if download.transfer in self._out.downloads:
                 raise ProtocolError(f"transfer {download.transfer} is in use")
@@ -435,9 +436,9 @@ class Queue:
             self.lost(port, loss)
             return
         self._out.failed(message.number)
-        self.session.statistics.errors += 1
         passed_on = self._journal.expected(message.number)
         if passed_on is not None:
+            self.session.statistics.errors += 1
             self._journal.failed(message.number, passed_on)
             self._tell(Failed(self.number, message.number, passed_on.code, passed_on.message, passed_on.details))
             return
@@ -447,11 +448,12 @@ class Queue:
             return
         if isinstance(error, CompileError):
             error = with_compiler_words(error, program_of(self._out, self._tables, message))
+        self.session.failed(self.device.id, error)
         self._journal.failed(message.number, Failure.of(error, device=self.device.id))
         self._tell(Failed(self.number, message.number, error_code(error), str(error), error.details))
 
     def _lose(self, number: int, error: WsgradError) -> None:
-        self.session.statistics.lost += 1
+        self.session.failed(self.device.id, error, lost=True)
         self._tell(Failed(self.number, number, error_code(error), str(error), error.details | {"lost": True}))
         before = self._out.acked
         self._journal.acked(number - 1)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from wsgrad.errors import DeviceError, LimitExceeded, ProtocolError
+from wsgrad.errors import DeviceError, LimitExceeded, ProtocolError, error_code
 from wsgrad.server.events import Events
 from wsgrad.server.graphs import Graphs
 from wsgrad.server.limits import MAX_QUEUES, MAX_RETAINED, Limits
@@ -22,6 +22,7 @@ from wsgrad.server.routes import RELAYED, Routes
 from wsgrad.server.tables import Quota
 from wsgrad.server.trace import SessionTrace
 from wsgrad.server.transfers import Transfers
+from wsgrad.server.usage import Usage, sum_of
 from wsgrad.transport import cbor
 from wsgrad.transport.express import Request
 from wsgrad.transport.link import Link
@@ -60,6 +61,7 @@ from wsgrad.transport.messages import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from wsgrad.errors import WsgradError
     from wsgrad.server.hub import Hub
     from wsgrad.server.nodes import Device
     from wsgrad.server.programs import Programs
@@ -117,6 +119,7 @@ class Session:
         self.agent = agent
         self.limits = limits
         self.statistics = hub.statistics
+        self.usages: dict[str, Usage] = {}
         self.blobs = hub.blobs
         self.sources = hub.sources
         self.quota = Quota(limits.max_session_memory, limits.max_buffers, limits.max_programs)
@@ -383,13 +386,32 @@ class Session:
         now = trio.current_time()
         return {
             "session": self.number,
+            "client": self.agent,
             "peer": None if self.connection is None else self.connection.peer,
-            "age_seconds": round(now - self.opened_at, 1),
-            "memory": self.quota.memory,
+            "connected": self.connection is not None,
+            "seconds": round(now - self.opened_at, 1),
+            "devices": sorted(set(self.devices_in_use)),
+            "memory_used": self.quota.memory,
             "buffers": self.quota.buffers,
             "programs": self.quota.programs,
+            **sum_of(self.usages.values()).describe(),
             "queues": [queue.describe() for queue in self._queues.values()],
         }
+
+    def usage_of(self, device: str) -> Usage:
+        """Where what is done with a device is counted."""
+        if (usage := self.usages.get(device)) is None:
+            usage = Usage(statistics=self.statistics)
+            if self.device(device) is not None:  # a client may name any number that there are not
+                self.usages[device] = usage
+        return usage
+
+    def failed(self, device: str, error: WsgradError, *, lost: bool = False) -> None:
+        """A command failed on a device, or the device was lost."""
+        self.statistics.lost += lost
+        self.statistics.errors += not lost
+        self.usage_of(device).errors += 1
+        self._hub.ledger.note(device=device, session=self.number, code=error_code(error), message=str(error))
 
     def _trace(self, message: Trace) -> None:
         """Measure from now on, or no longer. A timeline that was begun before ends with the next."""

@@ -1,13 +1,19 @@
-"""What `/status.json` shows: the server, its devices, and the counters of hub and port; it counts nothing itself."""
+"""What `/status.json` shows, and to whom: the server, its devices, and what others count; it counts nothing itself."""
 
 from __future__ import annotations
 
 import os
 import time
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
+from wsgrad.server.addresses import is_loopback
 from wsgrad.server.config import version
+from wsgrad.server.invitation import join_url, svg_code
+from wsgrad.server.options import split_host
+from wsgrad.server.tokens import Role
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,6 +38,7 @@ def document(config: Config, counters: PortCounters, hub: Mapping[str, object]) 
     return {
         "server": f"wsgrad {version()}",
         "name": config.name,
+        "time": round(time.time(), 3),
         "pid": os.getpid(),
         "uptime_seconds": round(time.monotonic() - counters.started, 3),
         "port": {
@@ -43,3 +50,33 @@ def document(config: Config, counters: PortCounters, hub: Mapping[str, object]) 
         },
         **hub,
     }
+
+
+def shown_to(role: Role | None, document: dict[str, object], *, page: str, node_token: str) -> dict[str, object]:
+    """The document for whoever asks.
+
+    Administrators get the URL that lets a device in, and what errors say. Clients get neither: an error's words may
+    hold lines of another session's source.
+
+    Args:
+        role: whose token it was asked with.
+        document: all there is.
+        page: the page's URL without a token.
+        node_token: what makes it one that joins by itself.
+    """
+    shown = {**document, "role": None if role is None else role.value, "page_url": page}
+    if role is Role.ADMIN:
+        shown["join_url"] = url = join_url(page, node_token)
+        split = split_host(urlsplit(page).netloc)
+        code = None if split is None or is_loopback(split[0]) else _code(url)
+        return shown if code is None else {**shown, "qr": code}
+    errors = document.get("errors", [])
+    assert isinstance(errors, list)
+    hidden = [{key: value for key, value in error.items() if key != "message"} for error in errors]
+    return {**shown, "errors": hidden}
+
+
+@lru_cache(maxsize=4)
+def _code(url: str) -> str | None:
+    # A status page asks every second, and drawing takes milliseconds.
+    return svg_code(url)

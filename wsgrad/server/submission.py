@@ -108,6 +108,7 @@ class Checked:
     downloads: list[Transfer] = field(default_factory=list)
     upload: Incoming | None = None
     refused: int = 0
+    launches: int = 0
 
 
 def slices(batch: Batch) -> list[Batch]:
@@ -170,6 +171,7 @@ def check_batch(batch: Batch, raw: bytes | None, nbytes: int, tables: Tables) ->
                 reserved += command.nbytes + ANSWER_NBYTES
             case Launch():
                 piece.launches.append((number, command.program))
+                checked.launches += 1
                 if command.timed:
                     piece.timed.append(number)
                     reserved += ANSWER_NBYTES

@@ -111,18 +111,19 @@ class Tables:
         self._max_program_nbytes = max_program_nbytes
         self._memory: dict[int, _Memory] = {}
         self._programs: dict[int, ProgramEntry] = {}
+        self._nbytes = 0
         self.generation = 0
         """Changes whenever an id has gone, so that it may come to mean something else."""
-
-    @property
-    def buffers(self) -> int:
-        """Buffers and views that have an id."""
-        return len(self._memory)
 
     @property
     def programs(self) -> Mapping[int, ProgramEntry]:
         """All programs by id, dropped ones too."""
         return MappingProxyType(self._programs)
+
+    def describe(self) -> dict[str, int]:
+        """How much there is, for the status page."""
+        live = sum(entry.live for entry in self._programs.values())
+        return {"memory": self._nbytes, "buffers": len(self._memory), "programs": live}
 
     def program(self, program: int) -> ProgramEntry | None:
         """The program that last had this id; a dropped one too, since its launches may still be under way."""
@@ -240,7 +241,7 @@ class Tables:
                 f"({quota.memory} are in use); raise it with --max-session-memory",
                 details={"nbytes": command.nbytes, "limit": quota.max_memory, "used": quota.memory},
             )
-        quota.memory += command.nbytes
+        self._charge(command.nbytes)
         quota.buffers += 1
         self._memory[command.buffer] = _Buffer(command.nbytes)
 
@@ -268,12 +269,16 @@ class Tables:
     def _release_buffer(self, buffer: _Buffer) -> None:
         buffer.named = False
         if not buffer.views:
-            self._quota.memory -= buffer.nbytes
+            self._charge(-buffer.nbytes)
 
     def _release_view(self, view: _View) -> None:
         view.base.views -= 1
         if not view.base.views and not view.base.named:
-            self._quota.memory -= view.base.nbytes
+            self._charge(-view.base.nbytes)
+
+    def _charge(self, nbytes: int) -> None:
+        self._nbytes += nbytes
+        self._quota.memory += nbytes
 
     def _drop(self, program: int) -> None:
         entry = self._programs.get(program)
