@@ -10,6 +10,7 @@ import trio
 
 from wsgrad.server.config import Config
 from wsgrad.server.listener import Port, open_listeners
+from wsgrad.server.statistics import Statistics
 from wsgrad.server.tickets import Tickets
 from wsgrad.server.tokens import Tokens
 
@@ -44,7 +45,8 @@ class EchoHub:
         return False
 
     def status(self):
-        return {"sessions": [], "devices": [], "nodes": [], "errors": []}
+        counters = {"processes": 0, "compiled": 0, "compiled_from_cache": 0, "statistics": Statistics().describe()}
+        return {"sessions": [], "devices": [], "nodes": [], "errors": [], **counters}
 
 
 @dataclass

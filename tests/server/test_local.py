@@ -88,10 +88,10 @@ async def test_a_view_keeps_its_buffers_memory(server):
         queue = await client.open()
         queue.batch(c.Alloc(1, 64), c.View(2, 1, 16, 8), c.Free(1), c.Write(2, 0, b"12345678"))
         assert await queue.read(2, 2, 4) == b"3456"
-        assert server.hub.status()["sessions"][0]["memory_used"] == 64
+        assert server.hub.status()["sessions"][0]["totals"]["memory"] == 64
         queue.batch(c.Free(2))
         await queue.done()
-        assert server.hub.status()["sessions"][0]["memory_used"] == 0
+        assert server.hub.status()["sessions"][0]["totals"]["memory"] == 0
 
 
 async def test_a_long_batch_is_worked_off_in_order(server):
@@ -158,4 +158,4 @@ async def test_reopening_a_living_device_gives_empty_memory(server):
         result, _ = await client.next(m.Result)
         assert result.number == number
         assert await queue.read(1, 0, 8) == bytes(8)
-        assert server.hub.status()["sessions"][0]["memory_used"] == 8
+        assert server.hub.status()["sessions"][0]["totals"]["memory"] == 8

@@ -29,7 +29,7 @@ from wsgrad.server.session import Session
 from wsgrad.server.sources import Sources
 from wsgrad.server.statistics import Statistics
 from wsgrad.server.tickets import Tickets
-from wsgrad.server.usage import Ledger, sum_of, with_usage
+from wsgrad.server.usage import Ledger, add_totals
 from wsgrad.transport import cbor
 from wsgrad.transport.messages import VERSION, Bye, Hello, Join, Joined, Refused, message_array, parse_message
 
@@ -210,11 +210,12 @@ class Hub:
         """Sessions, devices and counters; no key and no token."""
         sessions = [session.describe() for session in self._sessions.values()]
         usages = self.ledger.totals(session.usages for session in self._sessions.values())
+        devices, nodes = self.devices, [node.describe() for node in self._nodes]
         return {
-            "devices": with_usage(self.devices, sessions, usages),
+            "totals": add_totals(devices, nodes, sessions, usages),
+            "devices": devices,
             "sessions": sessions,
-            "nodes": [node.describe() for node in self._nodes],
-            "totals": sum_of(usages.values()).describe(),
+            "nodes": nodes,
             "errors": self.ledger.errors,
             "processes": 0 if self._zygote is None else self._zygote.processes,
             "compiled": 0 if self._programs is None else self._programs.compiled,

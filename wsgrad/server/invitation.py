@@ -50,13 +50,12 @@ def terminal_code(url: str, columns: int) -> str | None:
 
 
 def svg_code(url: str) -> str | None:
-    """A QR code as SVG, dark on white with its quiet zone; None where the package is missing."""
+    """A QR code as the data URI of an SVG image, dark on white; None where the package is missing."""
     code = _code(url)
     if code is None:
         return None
-    svg: str = code.svg_inline(scale=4, light="#fff", svgclass=None, lineclass=None)
-    # An image of its own has to say what it is.
-    return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    image: str = code.svg_data_uri(scale=4, light="#fff")
+    return image
 
 
 def _code(url: str):  # type: ignore[no-untyped-def]  # noqa: ANN202

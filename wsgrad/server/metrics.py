@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from wsgrad.server.http import Response
 
@@ -11,21 +11,22 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
+_Table: TypeAlias = tuple[tuple[str, str, str], ...]
 # name, help, key. Names that end in _total are counters, the others gauges.
-_SERVER: Final = (
+_SERVER: Final[_Table] = (
     ("wsgrad_uptime_seconds", "Time since the server began", "uptime_seconds"),
     ("wsgrad_node_processes", "Processes of local devices", "processes"),
     ("wsgrad_programs_compiled_total", "Programs that were compiled", "compiled"),
     ("wsgrad_programs_compiled_cached_total", "Programs found in the cache of compiled ones", "compiled_from_cache"),
 )
-_PORT: Final = (
+_PORT: Final[_Table] = (
     ("wsgrad_connections", "Open connections", "connections"),
     ("wsgrad_connections_accepted_total", "Connections since the start", "accepted"),
     ("wsgrad_connections_refused_total", "Requests and connections that were refused", "refused"),
     ("wsgrad_wrong_tokens_total", "Requests with a wrong token", "wrong_tokens"),
     ("wsgrad_http_requests_total", "Requests answered over HTTP", "http_requests"),
 )
-_STATISTICS: Final = (
+_STATISTICS: Final[_Table] = (
     ("wsgrad_sessions_opened_total", "Sessions since the start", "sessions"),
     ("wsgrad_websockets_opened_total", "Connections of clients, nodes and servers since the start", "connections"),
     ("wsgrad_resumes_total", "Connections that went on with a session", "resumes"),
@@ -44,13 +45,15 @@ _STATISTICS: Final = (
     ("wsgrad_known_programs_total", "Programs whose source did not travel again", "known_programs"),
     ("wsgrad_protocol_errors_total", "Connections closed for what their peer sent", "protocol_errors"),
 )
-_DEVICE: Final = (
-    ("wsgrad_device_memory_bytes", "Bytes of buffers on the device", "memory_used"),
+_DEVICE: Final[_Table] = (
     ("wsgrad_device_memory_limit_bytes", "Bytes that the device has to give", "memory"),
+    ("wsgrad_device_paused", "Whether its owner has paused it", "paused"),
+)
+_TOTALS: Final[_Table] = (
+    ("wsgrad_device_memory_bytes", "Bytes of buffers on the device", "memory"),
     ("wsgrad_device_buffers", "Buffers and views on the device", "buffers"),
     ("wsgrad_device_programs", "Programs on the device", "programs"),
     ("wsgrad_device_sessions", "Sessions that use the device", "sessions"),
-    ("wsgrad_device_paused", "Whether its owner has paused it", "paused"),
     ("wsgrad_device_launches_total", "Launches on the device", "launches"),
     ("wsgrad_device_received_bytes_total", "Bytes that were sent to the device", "bytes_in"),
     ("wsgrad_device_sent_bytes_total", "Bytes that the device sent", "bytes_out"),
@@ -81,12 +84,10 @@ def render(document: Mapping[str, object]) -> str:
     _metric(lines, "wsgrad_sessions", "Sessions there are", counts)
     _metric(lines, "wsgrad_nodes", "Nodes that have dialled in", [({}, len(nodes))])
     labels = [{"device": str(device["id"]), "kind": str(device["kind"])} for device in devices]
-    for name, text, key in _DEVICE:
-        found = [
-            (label, device.get(key, False if key == "paused" else None))
-            for label, device in zip(labels, devices, strict=True)
-        ]
-        _metric(lines, name, text, found)
+    totals = [device["totals"] for device in devices]
+    for shown, rows in ((_DEVICE, devices), (_TOTALS, totals)):
+        for name, text, key in shown:
+            _metric(lines, name, text, [(label, _value(row, key)) for label, row in zip(labels, rows, strict=True)])
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -101,6 +102,11 @@ def _metric(lines: list[str], name: str, text: str, samples: Iterable[tuple[Mapp
 
 def _escaped(label: str) -> str:
     return label.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+def _value(row: object, key: str) -> object:
+    assert isinstance(row, dict)
+    return row.get(key, False if key == "paused" else None)
 
 
 def _list(document: Mapping[str, object], key: str) -> list[Mapping[str, object]]:

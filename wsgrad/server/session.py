@@ -391,10 +391,12 @@ class Session:
             "connected": self.connection is not None,
             "seconds": round(now - self.opened_at, 1),
             "devices": sorted(set(self.devices_in_use)),
-            "memory_used": self.quota.memory,
-            "buffers": self.quota.buffers,
-            "programs": self.quota.programs,
-            **sum_of(self.usages.values()).describe(),
+            "totals": {
+                "memory": self.quota.memory,
+                "buffers": self.quota.buffers,
+                "programs": self.quota.programs,
+                **sum_of(self.usages.values()).describe(),
+            },
             "queues": [queue.describe() for queue in self._queues.values()],
         }
 

@@ -64,11 +64,12 @@ def shown_to(role: Role | None, document: dict[str, object], *, page: str, node_
         page: the page's URL without a token.
         node_token: what makes it one that joins by itself.
     """
-    shown = {**document, "role": None if role is None else role.value, "page_url": page}
+    split = split_host(urlsplit(page).netloc)
+    own = split is None or is_loopback(split[0])  # a page that only this machine can open
+    shown = {**document, "role": None if role is None else role.value, "page_url": None if own else page}
     if role is Role.ADMIN:
         shown["join_url"] = url = join_url(page, node_token)
-        split = split_host(urlsplit(page).netloc)
-        code = None if split is None or is_loopback(split[0]) else _code(url)
+        code = None if own else _code(url)
         return shown if code is None else {**shown, "qr": code}
     errors = document.get("errors", [])
     assert isinstance(errors, list)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 MAX_ERRORS: Final = 50
 MAX_MESSAGE: Final = 300
 _MAX_DEVICES: Final = 4096
-_HELD: Final = {"memory_used": "memory", "buffers": "buffers", "programs": "programs"}
-"""What a device's description calls what its queues have."""
+HELD: Final = ("memory", "buffers", "programs")
+"""What a queue has, as it and its device describe it."""
 
 
 @dataclass(slots=True)
@@ -77,32 +77,50 @@ def sum_of(usages: Iterable[Usage]) -> Usage:
     return total
 
 
-def with_usage(
-    devices: Iterable[Mapping[str, object]], sessions: Iterable[Mapping[str, object]], usages: Mapping[str, Usage]
-) -> list[dict[str, object]]:
-    """Devices as clients are told, with what sessions hold on them now and what was done with them so far.
+def add_totals(
+    devices: Iterable[dict[str, object]],
+    nodes: Iterable[dict[str, object]],
+    sessions: Iterable[Mapping[str, object]],
+    usages: Mapping[str, Usage],
+) -> dict[str, int]:
+    """Give devices and nodes their `totals`: what sessions hold on them now, and what was done with them so far.
 
     Args:
         devices: as the registry describes them.
+        nodes: as they describe themselves.
         sessions: as they describe themselves.
-        usages: all that devices did.
+        usages: all that devices did, by their ids.
+
+    Returns:
+        The whole server's.
     """
-    held: dict[str, Counter[str]] = {}
+    everything = Counter({"sessions": 0} | Usage().describe())
+    totals: dict[str, Counter[str]] = {}
+    for identity, usage in usages.items():
+        totals[identity] = Counter(usage.describe())
+        everything.update(usage.describe())
     for session in sessions:
-        queues = session["queues"]
+        everything["sessions"] += 1
+        queues, used = session["queues"], session["devices"]
         assert isinstance(queues, list)
+        assert isinstance(used, list)
         for queue in queues:
-            counts = {key: queue[name] for key, name in _HELD.items()}
-            held.setdefault(queue["device"], Counter()).update(counts)
-    nothing: Counter[str] = Counter()
-    found = []
+            held = {key: queue[key] for key in HELD}
+            totals.setdefault(queue["device"], Counter()).update(held)
+            everything.update(held)
+        for identity in used:
+            totals.setdefault(identity, Counter())["sessions"] += 1
     for device in devices:
-        identity = str(device["id"])
-        holds = held.get(identity, nothing)
-        found.append(
-            {**device, **{key: holds[key] for key in _HELD}, **usages.get(identity, Usage()).describe()},
-        )
-    return found
+        device["totals"] = _named(totals.get(str(device["id"]), Counter()))
+    for node in nodes:
+        own = node["devices"]
+        assert isinstance(own, list)
+        node["totals"] = _named(sum((totals.get(identity, Counter()) for identity in own), Counter()))
+    return _named(everything)
+
+
+def _named(counts: Counter[str]) -> dict[str, int]:
+    return {key: counts[key] for key in (*HELD, *Usage().describe(), "sessions")}
 
 
 class Ledger:
@@ -128,9 +146,9 @@ class Ledger:
         now = round(time.time(), 3)
         last = self._errors[-1] if self._errors else {}
         if error.items() <= last.items():
-            last["at"] = now
+            last["time"] = now
         else:
-            self._errors.append({"at": now, **error})
+            self._errors.append({"time": now, **error})
 
     def absorb(self, usages: Mapping[str, Usage]) -> None:
         """A session has ended."""
