@@ -49,7 +49,7 @@ def test_python_on_a_page_runs(path, tmp_path):
     if not script:
         assert "```python" not in path.read_text()
         return
-    file = tmp_path / f"{path.stem}.py"
+    file = tmp_path / f"page_{path.stem}.py"  # a page may have the name of a library
     file.write_text(script)
     run(sys.executable, "-W", "error", str(file))
 
