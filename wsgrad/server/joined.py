@@ -15,6 +15,7 @@ from wsgrad.graph.parse import parse_device_part
 from wsgrad.graph.part import ReceiveOp, SendOp
 from wsgrad.server.outstanding import InvalidReply, Outstanding, Sent, Transfer
 from wsgrad.server.trace import check_records, check_trace
+from wsgrad.server.usage import Usage
 from wsgrad.transport import cbor
 from wsgrad.transport.commands import Download, Launch, Read, Upload, parse_command
 from wsgrad.transport.messages import (
@@ -127,7 +128,7 @@ class JoinedQueue:
         self.port: Port | None = None
         self._uplink = uplink
         self._programs = programs
-        self._out = Outstanding()
+        self._out = Outstanding(Usage())
         self._items: deque[_Item] = deque()
         self._waiting_nbytes = 0
         self._pumping = False
