@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from wsgrad.errors import Timeout as Timeout
     from wsgrad.errors import Unauthorized as Unauthorized
     from wsgrad.errors import WsgradError as WsgradError
+    from wsgrad.transport.url import InvalidUrl as InvalidUrl
 
 __version__ = "0.1.0"
 
@@ -61,6 +62,7 @@ _MODULES = {
     "wsgrad.client.many": ("AsyncServers", "Servers", "connect_all", "open_all"),
     "wsgrad.client.recording": ("Var",),
     "wsgrad.client.signature": ("INDEX",),
+    "wsgrad.transport.url": ("InvalidUrl",),
     "wsgrad.errors": (
         "CompileError",
         "ConnectionLost",

@@ -33,6 +33,13 @@ def test_every_dtype_of_fixed_size_comes_back(device, rng, dtype):
     assert other.numpy().tobytes() == array.tobytes()
 
 
+def test_an_element_that_is_an_array_gives_the_buffer_dimensions_as_in_numpy(device):
+    dtype = np.dtype(("<f4", (2, 3)))
+    for buffer in (device.empty(4, dtype), device.zeros((4,), dtype), device.array(np.zeros(4, dtype))):
+        assert (buffer.shape, buffer.dtype, buffer.nbytes) == ((4, 2, 3), np.float32, 96)
+        assert buffer.numpy().shape == (4, 2, 3)
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0, 2), (7, 1, 5)])
 @pytest.mark.parametrize("dtype", [np.float32, STRUCTURED], ids=str)
 def test_every_shape_comes_back(device, rng, shape, dtype):

@@ -100,6 +100,8 @@ REFUSED = {
     "copy_from an array": lambda device, add, y, x: y.copy_from(np.zeros(4, np.int32)),
     "array": lambda device, add, y, x: device.array(np.zeros(4)),
     "synchronize": lambda device, add, y, x: device.synchronize(),
+    "ready": lambda device, add, y, x: add.ready(),
+    "flush": lambda device, add, y, x: device.server.flush(),
     "timed": lambda device, add, y, x: add.timed(y, x, 4, 1),
     "free": lambda device, add, y, x: y.free(),
     "reopen": lambda device, add, y, x: device.reopen(),

@@ -17,7 +17,9 @@ ROOT = Path(__file__).parents[2]
 def test_every_public_name_can_be_used_and_is_listed():
     for name in dir(wsgrad):
         assert getattr(wsgrad, name) is not None
-    assert {"connect", "open_server", "INDEX", "Server", "AsyncServer", "Buffer", "WsgradError"} <= set(dir(wsgrad))
+    assert {"connect", "open_server", "INDEX", "Server", "AsyncServer", "Buffer", "WsgradError", "InvalidUrl"} <= set(
+        dir(wsgrad)
+    )
     with pytest.raises(AttributeError, match="nonsense"):
         _ = wsgrad.nonsense
 

@@ -142,6 +142,58 @@ def test_a_source_that_does_not_compile_is_said_by_ready(device):
     device.synchronize()
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "void f(float *x) {}", "void g(float *x);", "int g;", "", "/* void g(float *x) {} */",
+        "#define M(n) void n##1(int *x) {}\nM(g)",
+    ],
+)  # fmt: skip
+def test_a_function_that_the_source_lacks_is_named_by_ready(device, source):
+    program = device.program(source, "g")
+    for _ in range(2):
+        with pytest.raises(wsgrad.CompileError, match=r"\bg\b") as caught:
+            program.ready()
+        assert "wsgrad_" not in str(caught.value)
+    assert "does not compile" in repr(program)
+    device.synchronize()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "typedef float real; void g(real *x, real a) { x[0] = a; }",
+        "#define M(n) void n(float *x, float a) { x[0] = a; }\nM(g)",
+    ],
+)  # fmt: skip
+def test_ready_waits_for_a_source_whose_parameters_are_not_understood(device, source):
+    program, x = device.program(source, "g"), device.zeros(1)
+    program.ready()
+    assert ": compiled>" in repr(program)
+    program(x, 2.5)
+    assert x.numpy()[0] == 2.5
+    broken = device.program(source + " int y = z;", "g")
+    with pytest.raises(wsgrad.CompileError, match=r"source\.c:\d:\d+: error: .*z"):
+        broken.ready()
+
+
+def test_a_launch_with_arguments_that_do_not_fit_says_nothing_of_the_program(device):
+    program, x = device.program("void f(float *x, int n) { x[0] = n; }", "f"), device.zeros(1)
+    program(x)
+    with pytest.raises(wsgrad.CompileError, match="'f' can't be called with these arguments: too few"):
+        device.synchronize()
+    program.ready()
+    assert ": compiled>" in repr(program)
+    program(x, 3)
+    assert x.numpy()[0] == 3
+
+
+@pytest.mark.parametrize(("source", "entry"), [(b"void f(void) {}", "f"), (None, "f"), ("void f(void) {}", b"f")])
+def test_what_is_no_text_is_refused_with_what_to_pass(device, source, entry):
+    with pytest.raises(TypeError, match=r"is a str, not (bytes; pass \w+\.decode\(\)|NoneType)"):
+        device.program(source, entry)
+
+
 def test_a_launch_of_what_does_not_compile_fails_the_next_waiting_call_once(device):
     x = device.array(np.arange(3, dtype=np.float32))
     device.program("void f(float *x) { x[0] = y; }", "f", name="typo")(x)

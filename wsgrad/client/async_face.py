@@ -21,6 +21,7 @@ from wsgrad.client.events import BaseEvent
 from wsgrad.client.graph import AsyncGraph
 from wsgrad.client.outbox import MAX_UNSENT
 from wsgrad.client.program import BaseProgram
+from wsgrad.client.recorders import refuse_all
 from wsgrad.client.target import AGENT, ROUTE, debugging, target_of, wanted_url
 from wsgrad.client.waits import settled
 from wsgrad.errors import ConnectionLost, LimitExceeded, WsgradError
@@ -128,6 +129,7 @@ class AsyncProgram(BaseProgram):
 
         Raises:
             CompileError: it does not compile; the message is the compiler's.
+            LaunchError: inside a recording.
         """
         server: AsyncServer = self._device._server  # type: ignore[assignment]
         await server._wait(self._device, self._start_ready)
@@ -211,6 +213,7 @@ class AsyncServer(BaseServer[AsyncDevice]):
         """Send everything issued so far; don't wait for it to run."""
 
         def start() -> Wait[None]:
+            refuse_all(self, "a flush")
             self._session.check()
             return self._session.flushed()
 

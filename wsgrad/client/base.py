@@ -224,6 +224,10 @@ class BaseDevice(ABC, Generic[B, P]):
             dtype: any of fixed size, `float32` if left out.
         """
         checked, sizes = check_dtype(dtype), numbered_shape(shape)
+        if checked.subdtype is not None:
+            # As in NumPy, an element that is an array gives the array dimensions.
+            checked, inner = checked.subdtype
+            sizes += inner
         self._make_room()
         return self._server._call(lambda: self._alloc(sizes, checked))
 
@@ -257,6 +261,7 @@ class BaseDevice(ABC, Generic[B, P]):
 
         Raises:
             DeviceError: the device has no such dialect.
+            TypeError: the source or a name is not text.
             ValueError: `name` or `entry` can't be one.
         """
         if dialect is None:

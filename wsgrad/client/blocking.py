@@ -17,6 +17,7 @@ from wsgrad.client.events import BaseEvent
 from wsgrad.client.graph import Graph
 from wsgrad.client.outbox import MAX_UNSENT
 from wsgrad.client.program import BaseProgram
+from wsgrad.client.recorders import refuse_all
 from wsgrad.client.target import AGENT, ROUTE, debugging, target_of, wanted_url
 from wsgrad.client.timeline import timeline
 from wsgrad.errors import ConnectionLost, WsgradError
@@ -128,6 +129,7 @@ class Program(BaseProgram):
 
         Raises:
             CompileError: it does not compile; the message is the compiler's.
+            LaunchError: inside a recording.
         """
         self._device._make_room()
         server: Server = self._device._server  # type: ignore[assignment]
@@ -232,6 +234,7 @@ class Server(BaseServer[Device]):
         """Send everything issued so far; don't wait for it to run."""
 
         def start() -> Wait[None]:
+            refuse_all(self, "a flush")
             self._session.check()
             return self._session.flushed()
 

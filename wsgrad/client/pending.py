@@ -113,12 +113,15 @@ class Pending:
         return compilation
 
     def compiled(self, compilations: list[Compilation]) -> Wait[None]:
-        """A wait for these; fails with the first that does not compile."""
+        """A wait for these, of one program; fails where none of them compiles, or the device is lost.
+
+        One that does not compile where another does is of a launch with arguments that don't fit, which fails itself.
+        """
 
         def finish(_: object) -> None:
-            for compilation in compilations:
-                if compilation.failure is not None:
-                    raise compilation.failure.error()
+            failures = [compilation.failure for compilation in compilations if compilation.failure is not None]
+            if failures and (len(failures) == len(compilations) or any(failure.lost for failure in failures)):
+                raise next((failure for failure in failures if failure.lost), failures[0]).error()
 
         wait: Wait[None] = Wait(finish)
         self._compiling.append((compilations, wait))

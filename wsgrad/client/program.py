@@ -15,10 +15,12 @@ from wsgrad.client.arguments import STRUCT_ALIGNMENT, arguments_of
 from wsgrad.client.buffer import BaseBuffer
 from wsgrad.client.handle import Handle
 from wsgrad.client.queue import MAX_PACKED
-from wsgrad.client.recorders import OPEN, recorder_of
+from wsgrad.client.recorders import OPEN, recorder_of, refuse
 from wsgrad.client.signature import (
     INDEX,
     MAX_ARGUMENTS,
+    PROBE_ENTRY,
+    c_probe,
     make_packer,
     plain_scalar,
 )
@@ -40,6 +42,8 @@ _MAX_NAME = 64
 _MAX_GRID = (1 << 32) - 1
 _MAX_STRUCTS = 256
 _Constants: TypeAlias = tuple[tuple[str, int | float | bool], ...]
+_PROBE: tuple[str, _Constants] = ("?", ())
+"""In place of a signature: compiled without a call, only to hear whether it compiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,10 @@ class BaseProgram:
         alias: bool,
         name: str,
     ) -> None:
+        for what, text in (("source", source), ("entry", entry), ("name", name)):
+            if not isinstance(text, str):
+                hint = f"; pass {what}.decode()" if isinstance(text, bytes | bytearray) else ""
+                raise TypeError(f"a program's {what} is a str, not {type(text).__name__}{hint}")
         if not 0 < len(name) <= _MAX_NAME or any(c in "/\\" or not c.isprintable() for c in name) or ".." in name:
             raise ValueError(f"the name {name!r:.80} is refused: 1 to {_MAX_NAME} printable characters and no path")
         if not entry.isidentifier() or not entry.isascii():
@@ -120,10 +128,10 @@ class BaseProgram:
 
     def __repr__(self) -> str:
         compilations = [variant.compilation for variant in self._variants.values()]
-        if any(compilation.failure for compilation in compilations):
-            state = "does not compile"
-        elif not compilations:
+        if not compilations:
             state = "compiled when first launched"
+        elif all(compilation.failure for compilation in compilations):
+            state = "does not compile"
         else:
             state = "compiled" if all(compilation.done for compilation in compilations) else "compiling"
         return f"<{type(self).__name__} {self._name!r} ({self._dialect}) on {self._device.id!r}: {state}>"
@@ -234,10 +242,28 @@ class BaseProgram:
         return queue.timed_launch(launch, line=self._device._line())
 
     def _start_ready(self) -> Wait[None]:
+        refuse(self._device, "waiting for a program")
         queue = self._current_queue()
         if not self._variants:
             self._begin()
+        if self._dialect == "c" and self._arguments.guess() is None and _PROBE not in self._variants:
+            self._probe(queue)
         return queue.pending.compiled([variant.compilation for variant in self._variants.values()])
+
+    def _probe(self, queue: Queue) -> None:
+        """Let a source be compiled whose parameters are not understood: with no call, but what needs the function."""
+        source = c_probe(self._source, self._entry).encode()
+        if len(source) <= CHUNK_BYTES:
+            identity, compilation = queue.program(
+                source,
+                dialect=self._dialect,
+                name=self._name,
+                entry=PROBE_ENTRY,
+                signature="",
+                writes=None,
+                alias=self._alias,
+            )
+            self._variants[_PROBE] = _Variant(Handle(identity, queue.life, program=True), compilation)
 
     def _current_queue(self) -> Queue:
         """The device's queue; what was compiled in an earlier life of the device is forgotten."""

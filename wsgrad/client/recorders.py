@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from wsgrad.errors import LaunchError
 
 if TYPE_CHECKING:
-    from wsgrad.client.base import BaseDevice
+    from wsgrad.client.base import BaseDevice, BaseServer
     from wsgrad.client.recording import Recorder
 
 OPEN: Final[list[Recorder]] = []
@@ -41,6 +41,17 @@ def refuse(device: BaseDevice[Any, Any], what: str) -> None:
     """
     if OPEN and recorder_of(device) is not None:
         raise LaunchError(f"{what} can't be recorded: a graph runs later and waits for nobody; do it outside record(…)")
+
+
+def refuse_all(server: BaseServer[Any], what: str) -> None:
+    """Called where something that concerns all devices of a server can't be recorded.
+
+    Raises:
+        LaunchError: it would have to be.
+    """
+    for recorder in list(OPEN):
+        if recorder.caller == server._caller() and any(device.server is server for device in recorder.places):
+            refuse(next(device for device in recorder.places if device.server is server), what)
 
 
 def open_recorder(recorder: Recorder) -> None:

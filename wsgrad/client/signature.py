@@ -123,6 +123,17 @@ def make_packer(signature: str, program: int, life: object, types: tuple[type, .
     return pack
 
 
+PROBE_ENTRY = "wsgrad_probe"
+
+
+def c_probe(source: str, entry: str) -> str:
+    """A C source with a function, `PROBE_ENTRY`, that compiles only where the source defines the function `entry`."""
+    return (
+        f'{source}\n#line 1 "the launch\'s arguments"\n'
+        f"void {PROBE_ENTRY}(void) {{ __typeof__(*{entry}) *volatile wsgrad_entry = {entry}; (void)wsgrad_entry; }}\n"
+    )
+
+
 _COMMENTS = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
 _QUALIFIERS = frozenset(
     {"const", "volatile", "restrict", "__restrict", "__restrict__", "register", "static", "inline", "extern"}

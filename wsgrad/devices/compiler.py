@@ -12,7 +12,7 @@ import re
 import signal
 from typing import TYPE_CHECKING, Final
 
-from wsgrad.devices import elf, mathlib
+from wsgrad.devices import diagnostics, elf, mathlib
 from wsgrad.devices.program_cache import ProgramCache as ProgramCache
 from wsgrad.devices.program_cache import processor
 from wsgrad.devices.sandbox import Outcome, Profile, run
@@ -22,13 +22,16 @@ from wsgrad.errors import CompileError
 if TYPE_CHECKING:
     from wsgrad.devices.toolchain import Compiler
 
-CALL: Final = "wsgrad_call"
+CALL: Final = diagnostics.CALLER
 MAX_ARGUMENTS: Final = 64
 _VERSION: Final = 1
 _MAX_MESSAGE: Final = 16 << 10
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-_SHIM_FILE: Final = "the launch's arguments"
+# What a translation unit's end calls, or a client's probe before it takes the address of.
+_CALLED: Final = re.compile(
+    r"wsgrad_entry = (\w+); \(void\)wsgrad_entry; }\n+#line[^\n]*\n[^\n]*\n\Z|\(void\)p; (\w+)\([^\n]*\n\Z"
+)
 # Signature letters: how C reads a slot. `x` is the index of a grid's call, a 64-bit value that C converts.
 _SLOTS: Final = {
     "p": "p[{}]",
@@ -64,7 +67,7 @@ def full_source(source: str, entry: str, signature: str, *, alias: bool = False)
     # Without need no line stands before the source: gcc reads the lines that it shows from the file by their number.
     before = '#define restrict\n#define __restrict\n#define __restrict__\n#line 1 "source.c"\n' if alias else ""
     return (
-        f'{before}{source}\n#line 1 "{_SHIM_FILE}"\n'
+        f'{before}{source}\n#line 1 "{diagnostics.SHIM_FILE}"\n'
         f'__attribute__((visibility("default"))) void {CALL}(void **p) {{ (void)p; {entry}({arguments}); }}\n'
     )
 
@@ -90,7 +93,10 @@ def compile_source(compiler: Compiler, profile: Profile, text: str, *, seconds: 
     """
     outcome = run(compiler.job(text.encode(), profile, cpu_seconds=seconds, wall_seconds=4.0 * seconds), profile)
     if outcome.status != 0 or outcome.output is None:
-        raise CompileError(_explain(compiler.clean(outcome.messages), outcome, seconds))
+        called = _CALLED.search(text)
+        entry = (called[1] or called[2]) if called else CALL
+        said = diagnostics.readable(compiler.clean(outcome.messages), entry)
+        raise CompileError(_explain(said, outcome, seconds))
     elf.check_externs(elf.parse(outcome.output), mathlib.ALLOWED)
     return outcome.output
 
