@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from wsgrad.errors import ConnectionLost as ConnectionLost
     from wsgrad.errors import DeviceError as DeviceError
     from wsgrad.errors import DeviceLost as DeviceLost
+    from wsgrad.errors import InvalidUrl as InvalidUrl
     from wsgrad.errors import LaunchError as LaunchError
     from wsgrad.errors import LimitExceeded as LimitExceeded
     from wsgrad.errors import OutOfMemory as OutOfMemory
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from wsgrad.errors import Timeout as Timeout
     from wsgrad.errors import Unauthorized as Unauthorized
     from wsgrad.errors import WsgradError as WsgradError
-    from wsgrad.transport.url import InvalidUrl as InvalidUrl
 
 __version__ = "0.1.0"
 
@@ -62,12 +62,12 @@ _MODULES = {
     "wsgrad.client.many": ("AsyncServers", "Servers", "connect_all", "open_all"),
     "wsgrad.client.recording": ("Var",),
     "wsgrad.client.signature": ("INDEX",),
-    "wsgrad.transport.url": ("InvalidUrl",),
     "wsgrad.errors": (
         "CompileError",
         "ConnectionLost",
         "DeviceError",
         "DeviceLost",
+        "InvalidUrl",
         "LaunchError",
         "LimitExceeded",
         "OutOfMemory",

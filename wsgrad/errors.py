@@ -75,6 +75,10 @@ class Unauthorized(WsgradError, PermissionError):
     """The peer refused who we are or where we come from: token, Origin, Host, fingerprint."""
 
 
+class InvalidUrl(WsgradError, ValueError):
+    """An address cannot be read; the message says which part of it, and what it should look like."""
+
+
 _BY_CODE: dict[str, type[WsgradError]] = {
     kind.__name__: kind
     for kind in (

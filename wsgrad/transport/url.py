@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
-from wsgrad.errors import WsgradError
+from wsgrad.errors import InvalidUrl as InvalidUrl
 
 DEFAULT_PORT = 6667
 
@@ -20,10 +20,6 @@ _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 _TOKEN = re.compile(r"[A-Za-z0-9._~+-]+")
 _PATH = re.compile(r"[A-Za-z0-9._~/%+-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-class InvalidUrl(WsgradError, ValueError):
-    """An address cannot be read; the message says which part of it, and what it should look like."""
 
 
 @dataclass(frozen=True, slots=True)
