@@ -1,5 +1,8 @@
 """`/metrics`, read by Prometheus's own parser, against the status document it is made from."""
 
+import re
+from pathlib import Path
+
 import pytest
 from edge_port import TOKENS, bearer
 from edge_port import serving as edge_serving
@@ -101,3 +104,11 @@ async def test_it_is_served_as_prometheus_asks_for_it():
             samples, _ = parse(answer.body.decode())
             assert value(samples, "wsgrad_connections") >= 1
             assert token not in answer.body.decode()
+
+
+def test_the_docs_name_every_metric_and_no_other():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "server.md").read_text()
+    hub = {"devices": [], "nodes": [], "sessions": [], "processes": 0, "compiled": 0, "compiled_from_cache": 0}
+    status = document(Config(), PortCounters(), hub | {"statistics": Statistics().describe()})
+    rendered = set(re.findall(r"^# TYPE (\S+)", metrics.render(status), re.MULTILINE))
+    assert set(re.findall(r"^\| `(wsgrad_\w+)`", page, re.MULTILINE)) == rendered
