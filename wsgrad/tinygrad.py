@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 import time
+import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -40,7 +41,10 @@ _WRITES: Final = re.compile(r"// writes ([0-9,]*)\n")
 @functools.cache
 def servers() -> wsgrad.Servers:
     """The servers whose devices `WS`, `WS:1` … are, in this process."""
-    return wsgrad.connect_all(cache=True, wait=10.0)
+    with warnings.catch_warnings():
+        # A server without a cache is no reason to warn a program that never asked for one.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return wsgrad.connect_all(cache=True, wait=10.0)
 
 
 # -- renderers: source only, the device compiles it
