@@ -69,8 +69,8 @@ const admin = (() => {
     const answer = await ui.confirm(action === 'rename' ? { ...asked, input: name } : asked);
     if (answer === null || (action === 'rename' && !answer.trim())) return null;
     const body = action === 'rename' ? { label: answer.trim() } : {};
-    const tokens = await post(token, `admin/nodes/${encodeURIComponent(node.name)}/${action}`, body);
-    return { said: filled(what.done), tokens };
+    const told = await post(token, `admin/nodes/${encodeURIComponent(node.name)}/${action}`, body);
+    return { said: filled(what.done), tokens: action === 'revoke' ? { node: told.node } : {} };
   }
 
   /**
@@ -80,17 +80,18 @@ const admin = (() => {
   async function rotate(token) {
     const title = 'Make new tokens?';
     const body =
-      'The client, node and admin tokens change at once. Who is connected stays; who connects later needs the new ones. ' +
-      'Tokens that the server was given in a file or a variable come back with its next start.';
+      'The client token and the node token change at once. Who is connected stays, and devices that have joined before ' +
+      'can come back; everybody else needs the new ones.';
     if ((await ui.confirm({ title, body, yes: 'Make new tokens' })) === null) return null;
-    return post(token, 'admin/tokens/rotate', {});
+    const { client, node } = await post(token, 'admin/tokens/rotate', {});
+    return { client, node };
   }
 
   /**
    * @param {string} token
    * @param {string} route
    * @param {object} body
-   * @returns {Promise<Record<string, string>>} the texts of the answer, tokens perhaps
+   * @returns {Promise<Record<string, string>>} the answer, of which only texts matter here
    */
   async function post(token, route, body) {
     const answer = await fetch(route, {

@@ -272,6 +272,7 @@ const executor = (() => {
           if (task.loaded === null) return /** @type {Promise<void>} */ (task.loading);
           this.begin();
           this.reply([KIND.COMPILED, this.queue, message.program, task.loaded.ok, task.loaded.message]);
+          if (!task.loaded.ok) this.owner.failed?.('CompileError', task.loaded.message);
           this.did(message.number);
           return OVER;
         case KIND.FAIL:

@@ -22,7 +22,6 @@
   /** What happens when the adapter is known. @type {(() => void) | null} */
   let next = null;
   let state = 'starting';
-  let deviceId = '';
   let label = '';
   let memory = 2 ** 30;
   let users = 0;
@@ -74,7 +73,6 @@
     );
     Promise.all(loads).then(
       () => {
-        // @ts-ignore
         handle = node.create(heard);
       },
       (error) => broken(error.message),
@@ -179,9 +177,14 @@
   function changed(event) {
     if (!server) return;
     const { shown } = server;
-    if (event.name && event.secret) identity?.save(event.name, event.secret);
-    if (event.name) deviceId = `${event.name}/${kind}/0`;
-    ui.text(ui.byId('device-id'), deviceId);
+    if (event.name && event.secret) {
+      identity?.save(event.name, event.secret);
+      ui.text(ui.byId('device-id'), `${event.name}/${kind}/0`);
+    }
+    if (event.state !== 'joined' && event.state !== 'paused') {
+      users = 0;
+      view.showUsers([]);
+    }
     switch (event.state) {
       case 'connecting':
         enter('connecting', { headline: `Joining ${shown}…` });
@@ -285,10 +288,10 @@
     decide();
   }
 
-  /** A server and a token are known: ask the person, unless they have allowed this server before. */
+  /** A server is known: ask the person, unless they have allowed this server before. */
   function decide() {
-    if (!server || !token) return;
-    if (served) ui.stored('sessionStorage', 'wsgrad.token').set(token);
+    if (!server) return;
+    if (served && token) ui.stored('sessionStorage', 'wsgrad.token').set(token);
     view.showServer(server.shown);
     if (servers.met(server.url)) {
       void join();
@@ -316,22 +319,31 @@
   }
 
   async function join() {
-    if (!server || !token) return;
+    if (!server) return;
     const { url } = server;
-    out.set(null);
-    if (!served) servers.last.set({ url, token });
     identity = await servers.identity(url);
+    if (!token && !identity.secret) {
+      askFirst();
+      return;
+    }
+    out.set(null);
+    if (!served && token) servers.last.set({ url, token });
     handle?.command({
       do: 'start',
       url,
-      token,
+      token: token ?? identity.secret, // whoever has joined before comes in with their own secret as well
       name: identity.name ?? label,
       secret: identity.secret,
       label,
       memory,
-      agent: navigator.userAgent,
+      agent: servers.guessName(navigator.userAgent), // all that an administrator needs to know of the browser
     });
     if (held.get()) handle?.command({ do: 'pause' });
+  }
+
+  function askFirst() {
+    if (served) ask('This page needs the server’s node token.', 'Open the address that wsgrad-serve prints, with its token.');
+    else ask('Which server should this GPU work for?', 'Start one with wsgrad-serve; it prints address and node token.');
   }
 
   function begin() {
@@ -348,10 +360,8 @@
       }
     }
     if (server) view.showServer(server.shown);
-    if (!token) {
-      if (served) ask('This page needs the server’s node token.', 'Open the address that wsgrad-serve prints, with its token.');
-      else ask('Which server should this GPU work for?', 'Start one with wsgrad-serve; it prints address and node token.');
-    } else if (out.get()) {
+    if (!server || (!token && !servers.met(server.url))) askFirst();
+    else if (out.get()) {
       const kicked = out.get() === 'kicked';
       const headline = kicked ? 'An administrator removed this tab from' : 'You have left';
       enter(kicked ? 'kicked' : 'left', { headline: `${headline} ${server?.shown}.`, detail: 'It joins when you say so.' });
@@ -419,6 +429,7 @@
     if ((await ui.confirm({ title, body, yes: 'Forget' })) === null) return;
     servers.forget(server.url);
     ui.stored('sessionStorage', 'wsgrad.token').set(null);
+    token = null;
     out.set('left');
     handle?.command({ do: 'leave' });
   }
@@ -437,10 +448,7 @@
     });
     ui.byId('leave').addEventListener('click', () => void leave());
     ui.byId('forget').addEventListener('click', () => void forget());
-    ui.byId('join').addEventListener('click', () => {
-      if (token) decide();
-      else begin();
-    });
+    ui.byId('join').addEventListener('click', () => (token || (server && servers.met(server.url)) ? decide() : askFirst()));
     ui.byId('reload').addEventListener('click', () => location.reload());
     ui.byId('name-form').addEventListener('submit', (event) => {
       event.preventDefault();

@@ -123,7 +123,7 @@ const plot = (() => {
       const { points, options } = this;
       const end = points.length ? points[points.length - 1].at : 0;
       const most = points.reduce((top, point) => Math.max(top, ...point.values), 0);
-      const top = ceiling(most, options.binary ?? false);
+      const top = ceiling(most * 1.05, options.binary ?? false); // a line at the very top would hide under the scale
       ui.text(this.top, (options.scale ?? options.format)(top));
       /** @param {number} at */
       const x = (at) => Math.round((WIDTH * (at - end + this.seconds)) / this.seconds);

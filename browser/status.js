@@ -20,6 +20,7 @@
   let last = null;
   /** @type {Map<string, Rates>} */
   let rates = new Map();
+  let tookAt = 0;
   let failures = 0;
   let scope = '';
   let timer = 0;
@@ -70,7 +71,7 @@
   function lost(error, wait) {
     // "Failed to fetch" tells nobody anything.
     const why = error instanceof TypeError || error instanceof DOMException ? '' : `: ${String(error)}`;
-    const from = last ? `What is shown is from ${ui.clock(last.time)}. ` : '';
+    const from = last ? `What is shown is from ${ui.clock(tookAt)}. ` : '';
     state('waiting', 'No answer', 'The server does not answer.', `${from}Trying again in ${wait} s${why}.`);
   }
 
@@ -119,8 +120,9 @@
     const before = last;
     const restarted = before && (before.pid !== now.pid || now.uptime_seconds < before.uptime_seconds);
     last = now;
+    tookAt = Date.now() / 1000;
     if (restarted) for (const drawn of Object.values(plots)) drawn.clear();
-    if (before && !restarted && now.time > before.time) {
+    if (before && !restarted && now.uptime_seconds > before.uptime_seconds) {
       count(before, now);
       draw();
     }
@@ -135,23 +137,26 @@
     showDevices(now);
     showSessions(now);
     showInvitation(now);
-    view.showErrors(
-      ui.byId('errors'),
-      ui.byId('no-errors'),
-      [...(now.errors ?? [])].reverse().map((/** @type {Row} */ error) => ({
-        key: `${error.time} ${error.session} ${error.device} ${error.message}`,
-        at: error.time,
-        code: error.code,
-        message: error.message,
-        times: 1,
-        where: [error.device, error.session && `session ${error.session}`].filter(Boolean).join(', '),
-      })),
-    );
+    view.showErrors(ui.byId('errors'), ui.byId('no-errors'), errorsOf(now));
+  }
+
+  /** The errors of a document, the newest first. A repeated one moves its time on and stays the same. @param {any} now */
+  function errorsOf(now) {
+    /** @type {Map<string, number>} */
+    const seen = new Map();
+    const errors = (now.errors ?? []).map((/** @type {Row} */ error) => {
+      const what = JSON.stringify([error.device, error.session, error.code, error.message]);
+      const times = (seen.get(what) ?? 0) + 1;
+      seen.set(what, times);
+      const where = [error.device, error.session && `session ${error.session}`].filter(Boolean).join(', ');
+      return { key: `${times} ${what}`, at: error.time, code: error.code, message: error.message, times: 1, where };
+    });
+    return errors.reverse();
   }
 
   /** The rates between two documents, by what they are of. @param {any} before @param {any} now */
   function count(before, now) {
-    const seconds = now.time - before.time;
+    const seconds = now.uptime_seconds - before.uptime_seconds;
     /** @type {Map<string, Rates>} */
     const counted = new Map();
     /** @param {string} key @param {Totals | undefined} then @param {Totals | undefined} totals */
@@ -172,9 +177,9 @@
   function draw() {
     const chosen = scope ? last.devices.find((/** @type {Row} */ device) => device.id === scope) : last;
     const rate = rates.get(scope ? `devices ${scope}` : '') ?? { launches: 0, in: 0, out: 0 };
-    plots.launches.add(last.time, [rate.launches]);
-    plots.traffic.add(last.time, [rate.in, rate.out]);
-    plots.memory.add(last.time, [chosen?.totals?.memory ?? 0]);
+    plots.launches.add(last.uptime_seconds, [rate.launches]);
+    plots.traffic.add(last.uptime_seconds, [rate.in, rate.out]);
+    plots.memory.add(last.uptime_seconds, [chosen?.totals?.memory ?? 0]);
   }
 
   /** @param {any} now */
@@ -229,7 +234,7 @@
         actions.append(button);
       }
     }
-    const table = ui.element('table', {});
+    const table = ui.element('table', { class: 'aligned' });
     const names = ['Device', 'Kind', 'Memory', 'Launches/s', 'In', 'Out', 'Sessions'].map((name, index) =>
       ui.element('th', { scope: 'col', class: index < 2 ? '' : 'number' }, name),
     );
@@ -267,8 +272,9 @@
       (row, /** @type {Row} */ device) => {
         const [title, kind, memory, launches, received, sent, sessions] = row.children;
         const rate = rates.get(`devices ${device.id}`) ?? { launches: 0, in: 0, out: 0 };
-        ui.text(title.children[0], device.label || device.id);
-        ui.text(title.children[1], device.label && device.label !== device.id ? device.id : '');
+        const own = device.label && device.label !== device.id && device.label !== name ? device.label : '';
+        ui.text(title.children[0], own);
+        ui.text(title.children[1], device.id);
         const model = device.adapter || device.cpu || '';
         ui.text(kind, [device.kind, device.software && 'software', model].filter(Boolean).join(', '));
         const cap = device.memory ? ` of ${ui.bytes(device.memory)}` : '';
@@ -356,7 +362,6 @@
     try {
       const tokens = await admin.rotate(token);
       if (!tokens) return;
-      if (typeof tokens.admin === 'string') use(tokens.admin);
       fresh(tokens);
     } catch (error) {
       problem(error);

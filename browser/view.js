@@ -79,7 +79,9 @@ const view = (() => {
   function showState(state, what) {
     const known = STATES[state];
     const had = document.activeElement;
-    document.body.dataset.state = state;
+    // Scripts that watch a tab go by this: whoever uses it, it has joined.
+    document.body.dataset.state = state === 'used' ? 'joined' : state;
+    document.body.toggleAttribute('data-used', state === 'used');
     ui.text(ui.byId('state-word'), known.word);
     ui.text(ui.byId('headline'), what.headline);
     ui.text(ui.byId('detail'), what.detail ?? '');
@@ -123,11 +125,9 @@ const view = (() => {
     ui.text(ui.byId('consent-adapter'), adapter.software ? 'this device’s processor' : adapter.adapterName);
     const words = Object.entries(FEATURES).filter(([key]) => adapter.device?.[key] === true);
     const features = ui.byId('features');
-    features.replaceChildren(
-      ...words.map(([, word]) => ui.element('span', { class: 'chip good' }, word)),
-      ...adapter.features.map((name) => ui.element('span', { class: 'chip' }, name)),
-    );
-    if (!features.childNodes.length) ui.text(features, 'none beyond the basic ones');
+    features.replaceChildren(...words.map(([, word]) => ui.element('span', { class: 'chip good' }, word)));
+    if (!words.length) ui.text(features, 'none beyond the basic ones');
+    ui.byId('all-features').replaceChildren(...adapter.features.map((name) => ui.element('span', { class: 'chip' }, name)));
     const limits = Object.entries(adapter.limits).filter(([, value]) => typeof value === 'number');
     ui.byId('limits').replaceChildren(
       ...limits.flatMap(([name, value]) => [ui.element('dt', {}, spaced(name)), ui.element('dd', {}, limit(name, value))]),
@@ -177,11 +177,16 @@ const view = (() => {
     }
     before = stats;
     showMemory(stats.memory, stats.cap);
-    ui.show(ui.byId('nobody'), !stats.sessions.length);
-    ui.show(ui.byId('users-box'), stats.sessions.length > 0);
+    showUsers(stats.sessions);
+  }
+
+  /** @param {Stats['sessions']} sessions */
+  function showUsers(sessions) {
+    ui.show(ui.byId('nobody'), !sessions.length);
+    ui.show(ui.byId('users-box'), sessions.length > 0);
     ui.list(
       ui.byId('users'),
-      stats.sessions,
+      sessions,
       (session) => String(session.session),
       (session) => {
         /** @param {string} name */
@@ -263,7 +268,7 @@ const view = (() => {
   }
 
   return {
-    MEMORY_STEPS, launchPlot, trafficPlot, start, showServer, showState, showAdapter, showStats, showMemory, addError, showErrors, note, memoryStep,
+    MEMORY_STEPS, launchPlot, trafficPlot, start, showServer, showState, showAdapter, showStats, showUsers, showMemory, addError, showErrors, note, memoryStep,
   };
 })();
 

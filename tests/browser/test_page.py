@@ -1,11 +1,13 @@
 """The tab's page as a person meets it, from a real server; a fake worker (named as such) reports what a node would."""
 
 import re
+from pathlib import Path
 
 import pytest
 from page_driver import FOREIGN_HOST, PHONE, FakeNode, driven_chromium, new_page, until, watched
 from server_process import running_server
 
+BROWSER = Path(__file__).parent.parent.parent / "browser"
 TOKEN = "node-token-of-the-test"
 
 
@@ -109,9 +111,9 @@ def test_two_tabs_of_a_browser_are_two_devices(page, context, node, origin):
 def test_it_shows_the_device_and_inserts_all_of_it_as_text(page, node, origin):
     joined(page, node, origin)
     assert page.locator("#adapter").inner_text() == "Fake GPU 3000 <b>bold</b>"
-    features = page.locator("#features .chip").all_inner_texts()
-    assert features == ["16-bit floats", "timestamps", "graphs", "shader-f16", "timestamp-query"]
-    page.get_by_text("Limits of the adapter").click()
+    assert page.locator("#features .chip").all_inner_texts() == ["16-bit floats", "timestamps", "graphs"]
+    page.get_by_text("All features and limits").click()
+    assert page.locator("#all-features .chip").all_inner_texts() == ["shader-f16", "timestamp-query"]
     limits = re.sub(r"\s+", " ", page.locator("#limits").inner_text())
     assert "max buffer size 1 GiB" in limits
     assert "max compute workgroup size x 1,024" in limits
@@ -364,7 +366,7 @@ def test_nothing_is_cut_off_at_any_width(page, node, origin, width):
     node.stats(1, sessions=[{"session": 1, "client": client, "memory": 9 << 30, "launches": 10**9, "seconds": 10**6}])
     node.report(event="error", at=1, code="DeviceError", message="x" * 200)
     page.locator("#errors summary").click()
-    page.get_by_text("Limits of the adapter").click()
+    page.get_by_text("All features and limits").click()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
@@ -434,3 +436,40 @@ def test_a_phone_gets_the_same(page, node, origin):
             .filter((e) => e.checkVisibility() && e.getBoundingClientRect().height < 32).map((e) => e.id)"""
     )
     assert small == []
+
+
+def test_the_page_and_the_worker_load_the_same_scripts_in_the_same_order():
+    html = (BROWSER / "index.html").read_text()
+    listed = re.search(r'data-scripts="([^"]*)"', html)[1].split()
+    imported = re.search(r"importScripts\(([^)]*)\)", (BROWSER / "worker.js").read_text())[1]
+    assert listed == re.findall(r"'([^']+)'", imported)
+    assert all((BROWSER / name).is_file() for name in listed)
+
+
+@pytest.mark.parametrize(
+    ("written", "url"),
+    [
+        ("box:8080", "ws://box:8080"),
+        ("http://box", "ws://box:80"),
+        ("https://Box:443/#token=abc", "wss://box:443"),
+        ("wss://box:8080/gpu/", "wss://box:8080/gpu"),
+        ("https://box/gpu/status#token=x", "wss://box:443/gpu"),
+        ("[::1]:8080", "ws://[::1]:8080"),
+        ("ws://10.0.0.1:8080/#token=t&sha256=00", "ws://10.0.0.1:8080"),
+    ],
+)
+def test_an_address_is_read_as_people_write_it(page, node, origin, written, url):
+    page.goto(origin)
+    assert page.evaluate(f"servers.parse({written!r}).url") == url
+
+
+@pytest.mark.parametrize(
+    "written", ["", "box", "ws://", "ftp://box", "box:6667", "me@box:1", "box:99999", "https://box:6697/"]
+)
+def test_an_address_that_can_not_be_is_refused_in_words(page, node, origin, written):
+    page.goto(origin)
+    told = page.evaluate(
+        f"(() => {{ try {{ return servers.parse({written!r}).url }} catch (e) {{ return e.message }} }})()"
+    )
+    assert " " in told
+    assert told.endswith((".", "URL."))
