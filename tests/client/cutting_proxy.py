@@ -20,6 +20,8 @@ class Proxy:
         self.connections = 0
         self.cut_after: int | None = None
         """Cut the connection once so many more bytes have passed, both directions together."""
+        self.sparing = 0
+        """So many connections, the first ones, are neither counted nor cut by that."""
         self.accepting = True
         self._open: list[socket.socket] = []
         self._lock = threading.Lock()
@@ -28,9 +30,9 @@ class Proxy:
         self._threads[0].start()
 
     def cut(self) -> None:
-        """Cut what is connected now."""
+        """Cut what is connected now, but for the connections that are spared."""
         with self._lock:
-            for sock in self._open:
+            for sock in self._open[2 * self.sparing :]:
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
 
@@ -42,6 +44,7 @@ class Proxy:
     def close(self) -> None:
         self._closed = True
         self._listener.close()
+        self.sparing = 0
         self.cut()
         for thread in self._threads:
             thread.join()
@@ -59,11 +62,11 @@ class Proxy:
                 continue
             self.connections += 1
             server = socket.create_connection(self._target)
-            thread = threading.Thread(target=self._forward, args=(client, server))
+            thread = threading.Thread(target=self._forward, args=(client, server, self.connections))
             self._threads.append(thread)
             thread.start()
 
-    def _forward(self, client: socket.socket, server: socket.socket) -> None:
+    def _forward(self, client: socket.socket, server: socket.socket, number: int) -> None:
         with self._lock:
             self._open += [client, server]
         with client, server, contextlib.suppress(OSError):
@@ -71,7 +74,7 @@ class Proxy:
                 readable, _, _ = select.select([client, server], [], [])
                 for sock in readable:
                     data = sock.recv(1 << 14)
-                    if self.cut_after is not None:
+                    if self.cut_after is not None and number > self.sparing:
                         self.cut_after -= len(data)
                         if self.cut_after <= 0:
                             data = data[: len(data) + self.cut_after]

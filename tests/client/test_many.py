@@ -1,5 +1,6 @@
 """Several servers as one object: their devices in order, work across them, and what is left when one of them fails."""
 
+import contextlib
 import gc
 import os
 import random
@@ -7,6 +8,8 @@ import signal
 
 import numpy as np
 import pytest
+import trio
+from cutting_proxy import Proxy
 from graph_servers import ADD, CRASH, SPIN, embedded, ints
 from real_servers import running
 
@@ -278,23 +281,81 @@ def test_what_fails_in_a_graph_on_one_server_fails_on_the_other_and_names_the_it
         np.testing.assert_array_equal(y.numpy(), ints(4))
 
 
-def test_a_graph_whose_link_breaks_is_given_another_one(urls):
-    with wsgrad.connect_all([f"{urls[0]}*1", f"{urls[1]}*1"]) as all_:
-        a, b = all_.devices
-        x, y = a.array(ints(1)), b.array(ints(2))
-        with wsgrad.record(a, b) as graph:
-            y.copy_from(x)
-        graph.run(wait=True)
-        # As when the link had broken: nobody but the graph knows of it.
-        for route in graph._crossings._routes.values():
-            route.state = type(route.state).CLOSED
-        x.fill(7)
-        graph.run(wait=True, timeout=30)
-        np.testing.assert_array_equal(y.numpy(), ints(7))
+@pytest.fixture
+def proxy(urls):
+    proxy = Proxy(urls[1])
+    yield proxy
+    proxy.close()
+
+
+def crossing(a, b):
+    """A graph that goes from one server to the other and back, and its first and last buffer."""
+    size = 2 << 20
+    x, y, z = a.zeros(size, np.int32), b.zeros(size, np.int32), a.zeros(size, np.int32)
+    add = b.program(ADD, "add", writes=[0])
+    with wsgrad.record(a, b) as graph:
+        w = b.empty(size, np.int32)
+        y.copy_from(x)
+        add(w, y, size, wsgrad.Var("k", 1, 100))
+        z.copy_from(w)
+    return graph, x, z
+
+
+def test_a_link_that_is_cut_fails_the_run_by_name_and_the_next_has_another(urls, proxy):
+    with wsgrad.connect_all([f"{urls[0]}*1", f"{proxy.url}*1"]) as all_:
+        graph, x, z = crossing(*all_.devices)
+        graph.run(k=1, wait=True)
+        assert proxy.connections == 2  # this client, and the link
+        proxy.sparing = 1
+        ends = " and ".join(server._address for server in all_.servers)
+        for k in range(2, 6):
+            x.fill(k)
+            proxy.cut_after = k << 20
+            with pytest.raises(wsgrad.ConnectionLost, match=f"the link between .* broke: .*{ends}"):
+                graph.run(k=k, wait=True, timeout=30)
+            graph.run(k=k, wait=True, timeout=30)
+            assert proxy.connections == k + 1
+            np.testing.assert_array_equal(z.numpy(), k * k)
+        assert all_.statistics["relayed"] == 0
         graph.free()
         del graph
         gc.collect()
         all_.synchronize()
+
+
+def test_a_link_that_is_cut_between_runs_costs_one_run_at_most(urls, proxy):
+    with wsgrad.connect_all([f"{urls[0]}*1", f"{proxy.url}*1"]) as all_:
+        graph, x, z = crossing(*all_.devices)
+        graph.run(k=1, wait=True)
+        proxy.sparing = 1
+        for k in range(2, 5):
+            proxy.cut()
+            x.fill(k)
+            with contextlib.suppress(wsgrad.ConnectionLost):  # it may be issued before the cut is heard of
+                graph.run(k=k, wait=True, timeout=30)
+            graph.run(k=k, wait=True, timeout=30)
+            np.testing.assert_array_equal(z.numpy(), k * k)
+
+
+async def test_a_cut_link_fails_the_run_of_the_trio_face_once(urls, proxy):
+    async with wsgrad.open_all([f"{urls[0]}*1", f"{proxy.url}*1"]) as all_:
+        a, b = all_.devices
+        size = 2 << 20
+        x, y, z = a.zeros(size, np.int32), b.zeros(size, np.int32), a.zeros(size, np.int32)
+        with wsgrad.record(a, b) as graph:
+            await y.copy_from(x)
+            await z.copy_from(y)
+        graph.run()
+        await graph.wait()
+        proxy.sparing = 1
+        x.fill(3)
+        proxy.cut_after = 3 << 20
+        graph.run()
+        with trio.fail_after(30), pytest.raises(wsgrad.ConnectionLost, match="the link between"):
+            await graph.wait()
+        graph.run()
+        await graph.wait()
+        np.testing.assert_array_equal(await z.numpy(), 3)
 
 
 # -- trio

@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import threading
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +14,6 @@ from graph_servers import ADD, CRASH, SPIN, embedded, ints
 
 import wsgrad
 from wsgrad import cli
-from wsgrad.client.timeline import timeline
 from wsgrad.client.trace_summary import summarize
 
 LOOPS = 1 << 23
@@ -288,17 +289,65 @@ def test_threads_have_their_own_lanes_and_no_call_is_lost(server, path):
     assert len(found.of("kernel", "add")) == 2100
 
 
-def test_several_servers_share_one_timeline(server, path):
-    with embedded() as other_server, wsgrad.connect(other_server.url) as other:
-        with timeline([server, other], path):
-            for connected in (server, other):
-                connected.devices[0].zeros(1).numpy()
+@pytest.fixture(scope="module")
+def pair(farm):
+    with embedded() as other:
+        yield [farm, other.url]
+
+
+def test_several_servers_share_one_timeline(pair, path):
+    with wsgrad.connect_all(pair) as all_:
+        a, b = all_.devices[0], all_.devices[-1]
+        x, y = a.array(ints(1, 2, 3)), b.zeros(3, np.int32)
+        spin = b.program(SPIN, "spin")
+
+        over = threading.Event()
+
+        def use(device):
+            device.zeros(1).numpy()
+            over.wait(30)
+
+        with all_.trace(path):
+            # Each session meets its callers in another order.
+            threads = [threading.Thread(target=use, args=(device,), name=f"user of {device.id}") for device in (a, b)]
+            for thread in threads:
+                thread.start()
+            with wsgrad.record(a, b) as graph:
+                y.copy_from(x)
+                spin(y, LOOPS)
+                x.copy_from(y)
+            graph.run(wait=True)
+            over.set()
+            for thread in threads:
+                thread.join()
         found = Timeline(path)
         found.check()
         assert sorted(name.split()[0] for name in found.processes.values()) == [
             "client", "device", "device", "server", "server",
         ]  # fmt: skip
         assert len(found.of("copy", "read")) == 2
+        assert len(found.file["metadata"]["servers"]) == 2
+        # One clock: what goes from one server to the other and back happens in that order, inside of the wait for it.
+        [kernel] = [e for e in found.of("kernel") if e["name"].startswith("spin")]
+        [waited] = [e for e in found.of("call", "Graph.run") if within(kernel, e)]
+        first, second = ([found.of("copy", f"{way} #{n}")[0] for way in ("download", "upload")] for n in (0, 2))
+        moved = [*first, kernel, *second]
+        assert all(before["ts"] <= after["ts"] for before, after in pairwise(moved)), moved
+        assert all(within(event, waited) for event in moved)
+        callers = [found.threads[e["pid"], e["tid"]] for e in found.of("call", "Buffer.numpy")]
+        assert sorted(callers) == sorted(f"user of {device.id}" for device in (a, b))
+        assert len({e["tid"] for e in found.of("call", "Buffer.numpy")}) == 2
+        assert found.threads[waited["pid"], waited["tid"]] == "MainThread"
+
+
+async def test_several_servers_share_one_timeline_in_the_trio_face(pair, path):
+    async with wsgrad.open_all(pair) as all_:
+        async with all_.trace(path):
+            for device in (all_.devices[0], all_.devices[-1]):
+                await device.zeros(1).numpy()
+        found = Timeline(path)
+        found.check()
+        assert len(found.of("copy", "read")) == len(found.of("call", "AsyncBuffer.numpy")) == 2
 
 
 def test_a_server_that_dies_leaves_what_was_measured(path):

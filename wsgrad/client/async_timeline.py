@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from wsgrad.client.timeline import BRIEF_SECONDS, driver_of
-from wsgrad.client.trace import SessionTrace
+from wsgrad.client.trace import Callers, SessionTrace
 from wsgrad.client.trace_file import write_timeline
 from wsgrad.errors import WsgradError
 
@@ -26,7 +26,8 @@ async def async_timeline(servers: Sequence[BaseServer[Any]], path: str | os.Path
     """What `AsyncServer.trace` is, for one or several servers of the trio face."""
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(await trio.to_thread.run_sync(_open, path))
-        traces = [stack.enter_context(contextlib.closing(SessionTrace(server))) for server in servers]
+        callers = Callers()
+        traces = [stack.enter_context(contextlib.closing(SessionTrace(server, callers))) for server in servers]
         try:
             try:
                 for trace in traces:

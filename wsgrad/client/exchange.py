@@ -41,6 +41,7 @@ class Route:
         origin: the source's address.
         endpoint: the target's address.
         issued: transfers that were issued before it was known which way they go.
+        broken: in the words of each server at its ends, how the link broke.
     """
 
     number: int
@@ -50,6 +51,7 @@ class Route:
     endpoint: Endpoint
     state: State = State.OPENING
     issued: int = 0
+    broken: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +81,7 @@ class Exchange:
         self._session = session
         self._posts: deque[tuple[bytes, memoryview | None]] = deque()
         self._numbered: dict[int, Route] = {}
-        self._broken: dict[str, Route] = {}
+        self._ways: list[Route] = []
         self._opening = 0
         self._watched: dict[int, _Watched] = {}
         self._under_way: dict[Route, int] = {}
@@ -117,12 +119,14 @@ class Exchange:
 
     def offer(self, route: Route) -> None:
         """This server is the target of a new way: it makes a ticket."""
+        self._ways.append(route)
         self._numbered[route.number] = route
         self._opening += 1
         self._session.link.push(encode(message_array(Peer(route.number))))
 
     def expect(self, route: Route) -> None:
         """This server is the source of a new way: it dials once the target's ticket is there."""
+        self._ways.append(route)
         self.routes[route.target] = route
         self._numbered[route.number] = route
         self._opening += 1
@@ -152,12 +156,15 @@ class Exchange:
         else:
             route.state = State.CLOSED
             del self._numbered[message.route]
-            self._broken[message.message] = route
+            route.broken += (message.message,)
 
     def named(self, failure: Failure) -> Failure:
         """An error by a link that broke, with the addresses of both servers: each knows only its own end."""
-        route = self._broken.get(failure.message)
-        if route is None or failure.code != ConnectionLost.__name__:
+        if failure.code != ConnectionLost.__name__:
+            return failure
+        # It may have come by way of the other server, in its words.
+        route = next((route for route in reversed(self._ways) if failure.message in route.broken), None)
+        if route is None:
             return failure
         return replace(
             failure, message=f"{failure.message} (between {route.origin} and {route.endpoint.url}, for this client)"

@@ -264,6 +264,18 @@ def _start_wait(queue: Queue, number: int) -> Wait[None]:
     return queue.pending.until(number, lambda _: None)
 
 
+def _raise_first(errors: list[WsgradError]) -> None:
+    """What failed in a run, if anything did. One cause fails the run on each device, and is met once."""
+    if not errors:
+        return
+    # One of them may know more of the same: which servers a broken link was between.
+    first = max((error for error in errors if str(error).startswith(str(errors[0]))), key=lambda error: len(str(error)))
+    for other in errors:
+        if not str(first).startswith(str(other)):
+            first.add_note(f"another device of the graph: {other}")
+    raise first
+
+
 class Graph(BaseGraph):
     """A graph of the blocking face."""
 
@@ -301,11 +313,16 @@ class Graph(BaseGraph):
             TimeoutError: it took longer than `timeout` seconds.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
+        errors: list[WsgradError] = []
         for share in self._shares:
             for queue, number in share.last.items():
                 driver = share.server._driver  # type: ignore[attr-defined]
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                driver.run(lambda queue=queue, number=number: _start_wait(queue, number), left)
+                try:
+                    driver.run(lambda queue=queue, number=number: _start_wait(queue, number), left)
+                except WsgradError as error:
+                    errors.append(error)
+        _raise_first(errors)
 
 
 class AsyncGraph(BaseGraph):
@@ -321,10 +338,15 @@ class AsyncGraph(BaseGraph):
         Raises:
             WsgradError: what failed in it, or before it on its devices.
         """
+        errors: list[WsgradError] = []
         for share in self._shares:
             for queue, number in share.last.items():
                 driver = share.server._driver  # type: ignore[attr-defined]
-                await driver.wait(lambda queue=queue, number=number: _start_wait(queue, number))
+                try:
+                    await driver.wait(lambda queue=queue, number=number: _start_wait(queue, number))
+                except WsgradError as error:
+                    errors.append(error)
+        _raise_first(errors)
 
 
 @overload

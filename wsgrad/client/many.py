@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 import trio
 
 from wsgrad.client.async_face import AsyncDevice, AsyncServer, open_server
+from wsgrad.client.async_timeline import async_timeline
 from wsgrad.client.blocking import Device, Server, connect
 from wsgrad.client.devices import AllDevices, no_device_came
 from wsgrad.client.target import wanted_url
+from wsgrad.client.timeline import timeline
 from wsgrad.errors import WsgradError, error_code, error_from_wire
 from wsgrad.transport.url import parse_endpoint
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from types import TracebackType
 
     from wsgrad.client.base import BaseDevice, BaseServer
@@ -113,6 +116,10 @@ class Servers(BaseServers[Server, Device]):
         for server in self._servers:
             server.synchronize(timeout=deadline.left)
 
+    def trace(self, path: str | os.PathLike[str], *, timeout: float | None = None) -> AbstractContextManager[None]:
+        """For `with`: write one timeline of all servers to a file; see `Server.trace`."""
+        return timeline(self._servers, path, timeout=timeout)
+
     def wait_for_device(self, name: str, *, timeout: float | None = None) -> Device:
         """Wait until one of the servers has a device of that id, label or kind that is not paused.
 
@@ -181,6 +188,10 @@ class AsyncServers(BaseServers[AsyncServer, AsyncDevice]):
         """Wait until everything issued on every device has run."""
         for server in self._servers:
             await server.synchronize()
+
+    def trace(self, path: str | os.PathLike[str]) -> AbstractAsyncContextManager[None]:
+        """For `async with`: write one timeline of all servers to a file; see `AsyncServer.trace`."""
+        return async_timeline(self._servers, path)
 
     async def wait_for_device(self, name: str) -> AsyncDevice:
         """Wait until one of the servers has a device of that id, label or kind that is not paused.

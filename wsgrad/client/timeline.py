@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from wsgrad.client.trace import SessionTrace
+from wsgrad.client.trace import Callers, SessionTrace
 from wsgrad.client.trace_file import write_timeline
 from wsgrad.errors import WsgradError
 
@@ -27,7 +28,8 @@ def timeline(
     """What `Server.trace` is, for one or several servers of the blocking face."""
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(open(path, "w", encoding="utf-8"))
-        traces = [stack.enter_context(contextlib.closing(SessionTrace(server))) for server in servers]
+        callers = Callers()
+        traces = [stack.enter_context(contextlib.closing(SessionTrace(server, callers))) for server in servers]
         try:
             try:
                 for trace in traces:
@@ -39,8 +41,10 @@ def timeline(
             finally:
                 for trace in traces:
                     trace.recording = False
+            deadline = None if timeout is None else time.monotonic() + timeout
             for trace in traces:
-                driver_of(trace).run(trace.drained, timeout)
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                driver_of(trace).run(trace.drained, left)
         finally:
             for trace in traces:
                 try:

@@ -36,6 +36,30 @@ _MAX_GRAPHS: Final = 1 << 10
 now = time.monotonic_ns
 
 
+class Callers:
+    """The threads or tasks that called, of all sessions of a timeline: one that uses several servers is one.
+
+    Attributes:
+        names: by number.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._numbers: dict[int, int] = {}
+        self._adding = threading.Lock()
+
+    def number(self, key: object) -> int:
+        """The number of the caller that is known by this key."""
+        known = key if isinstance(key, int) else id(key)
+        number = self._numbers.get(known)
+        if number is None:
+            with self._adding:
+                number = self._numbers[known] = min(len(self.names), _MAX_CALLERS)
+                if number < _MAX_CALLERS:
+                    self.names.append(str(getattr(key, "name", "") or threading.current_thread().name))
+        return number
+
+
 class SessionTrace:
     """Owned by the timeline; `session.trace` while it lasts. Methods are called with the driver's lock, but `add`.
 
@@ -45,19 +69,19 @@ class SessionTrace:
         recording: whether calls are measured.
         names: what the server's spans are called, by number.
         own_names: what ours are called, by number.
-        callers: names of the threads or tasks that called, by number.
+        callers: the threads or tasks that called.
         dropped: spans that were lost.
         queues: what device each queue is on.
         graphs: of each graph the steps, in order: the number of its first item, and what it does.
     """
 
-    def __init__(self, server: BaseServer[Any]) -> None:
+    def __init__(self, server: BaseServer[Any], callers: Callers) -> None:
         self.server = server
         self.started = now()
         self.recording = False
         self.names: dict[int, str] = {}
         self.own_names: list[str] = ["?"]
-        self.callers: list[str] = []
+        self.callers = callers
         self.dropped = 0
         self.queues: dict[int, str] = {}
         self._session = server._session
@@ -67,7 +91,6 @@ class SessionTrace:
         self._after = Alignment(self._ask)
         self._aligned_at = [0, 0]
         self._own: dict[str, int] = {"?": 0}
-        self._callers: dict[object, int] = {}
         self._rows: deque[bytes] = deque()
         self._spooling = threading.Lock()
         self._spool = tempfile.TemporaryFile(prefix="wsgrad-trace-")  # noqa: SIM115  (closed by `close`)
@@ -199,15 +222,7 @@ class SessionTrace:
 
     def caller(self) -> int:
         """The number of the thread or task that calls."""
-        key = self.server._caller()
-        known = key if isinstance(key, int) else id(key)
-        number = self._callers.get(known)
-        if number is None:
-            with self._spooling:
-                number = self._callers[known] = min(len(self.callers), _MAX_CALLERS)
-                if number < _MAX_CALLERS:
-                    self.callers.append(str(getattr(key, "name", "") or threading.current_thread().name))
-        return number
+        return self.callers.number(self.server._caller())
 
     def flushed(self, start: int) -> None:
         """What was issued has been put into messages."""

@@ -54,7 +54,7 @@ def write_timeline(file: TextIO, traces: Sequence[SessionTrace]) -> None:
         ],
     }
     file.write(f'{{"displayTimeUnit":"ms","metadata":{json.dumps(metadata)},"traceEvents":[\n')
-    writer = _Writer(file, min((trace.started for trace in traces), default=0))
+    writer = _Writer(file, min((trace.started for trace in traces), default=0), several=len(traces) > 1)
     for index, trace in enumerate(traces):
         writer.session(index, trace)
     writer.finish()
@@ -62,9 +62,10 @@ def write_timeline(file: TextIO, traces: Sequence[SessionTrace]) -> None:
 
 
 class _Writer:
-    def __init__(self, file: TextIO, start: int) -> None:
+    def __init__(self, file: TextIO, start: int, *, several: bool) -> None:
         self._file = file
         self._start = start
+        self._several = several
         self._begun = False
         self._tracks: dict[tuple[int, int], str] = {}
         self._processes: dict[int, str] = {_CLIENT: "client"}
@@ -118,14 +119,18 @@ class _Writer:
         self, trace: SessionTrace, frames: int, kind: int, name: str, caller: int, start: int, end: int, nbytes: int
     ) -> None:
         if kind == SpanKind.CALL:
-            called_by = trace.callers[caller] if caller < len(trace.callers) else "others"
+            names = trace.callers.names
+            called_by = names[caller] if caller < len(names) else "others"
             self._event(_CLIENT, caller + 1, called_by, name, "call", start, end)
         elif kind == SpanKind.FLUSH:
-            self._event(_CLIENT, frames, "flushes", name, "flush", start, end)
+            self._event(_CLIENT, frames, f"flushes{self._which(trace)}", name, "flush", start, end)
         else:
             sent = kind == SpanKind.CLIENT_SENT
-            lane = "frames sent" if sent else "frames received"
+            lane = ("frames sent" if sent else "frames received") + self._which(trace)
             self._event(_CLIENT, frames + 2 - sent, lane, name, "frame", start, end, nbytes)
+
+    def _which(self, trace: SessionTrace) -> str:
+        return f" ({trace.server._address})" if self._several else ""
 
     def _overlapping(
         self,

@@ -195,7 +195,7 @@ class Hub:
     async def serve_peer(self, connection: TrioConnection, peer: str, route: Route) -> None:
         """Serve another server's connection, for the session whose ticket it had."""
         self.statistics.connections += 1
-        await route.session.routes.serve(route, connection, where=f"and {peer}")
+        await route.session.routes.serve(route, connection, where=peer)
 
     @property
     def devices(self) -> list[dict[str, object]]:

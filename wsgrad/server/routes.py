@@ -213,7 +213,7 @@ class Routes:
             self._tell(route, error_code(error), str(error))
             self._pump(route)
             return
-        await self.serve(route, connection, where=f"to {connection.peer}", told=True)
+        await self.serve(route, connection, where=connection.peer, told=True)
 
     async def serve(self, route: Route, connection: TrioConnection, *, where: str, told: bool = False) -> None:
         """Run a link to its end."""
@@ -233,7 +233,7 @@ class Routes:
         except ProtocolError as error:
             reason = str(error)
         finally:
-            self._broken(route, f"the link from {self._session.server_name!r} {where} broke: {reason}")
+            self._broken(route, f"the link between {self._session.server_name!r} and {where} broke: {reason}")
 
     def close(self) -> None:
         """The session is over."""
