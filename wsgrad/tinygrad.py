@@ -107,8 +107,7 @@ class WSAllocator(LRUAllocator["WSDevice"]):
         buffer: wsgrad.Buffer = self.dev.device_handle.empty(size, np.uint8)
         return buffer
 
-    def _free(self, opaque: wsgrad.Buffer, options: BufferSpec) -> None:
-        opaque.free()
+    # It frees nothing itself: the memory goes with its last reference, and a graph may still have one.
 
     def _copyin(self, dest: wsgrad.Buffer, src: memoryview) -> None:
         dest.copy_from(np.frombuffer(src, np.uint8))

@@ -1,5 +1,7 @@
 """The client's session against a scripted server end, without I/O: order, flow, errors, resuming."""
 
+import gc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -116,6 +118,26 @@ def test_an_id_is_used_again_only_after_its_free_was_acknowledged(wire, queue):
     assert ids.take() == 1
     wire.say(Ack(0, 1))
     assert ids.take() == 0
+
+
+def test_what_a_finalizer_saves_from_the_collector_keeps_its_id(wire, queue):
+    saved = []
+
+    class Cached:
+        """In a cycle with itself; what it holds outlives it, as in a cache of buffers."""
+
+        def __init__(self, handle):
+            self.itself, self.handle = self, handle
+
+        def __del__(self):
+            saved.append(self.handle)
+
+    Cached(Handle(queue.life.buffers.take(), queue.life))
+    gc.collect()
+    assert len(saved) == 1
+    assert wire.flush() == []
+    saved.clear()
+    assert commands(wire.flush()) == [(1, Free(0))]
 
 
 def test_ids_over_the_servers_limit_are_refused_by_name():

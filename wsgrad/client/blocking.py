@@ -15,6 +15,7 @@ from wsgrad.client.devices import no_device_came
 from wsgrad.client.embedded import EmbeddedServer
 from wsgrad.client.events import BaseEvent
 from wsgrad.client.graph import Graph
+from wsgrad.client.handle import new_lifetime
 from wsgrad.client.outbox import MAX_UNSENT
 from wsgrad.client.program import BaseProgram
 from wsgrad.client.recorders import refuse_all
@@ -216,7 +217,8 @@ class Server(BaseServer[Device]):
             lambda timeout: dial(endpoint, route=ROUTE, token=target.token, cafile=target.cafile, timeout=timeout),
             peer=endpoint.url,
         )
-        self._abandon = weakref.finalize(self, _abandon, self._driver, embedded)
+        self._lifetime = new_lifetime()
+        self._abandon = weakref.finalize(self._lifetime, _abandon, self._driver, embedded)
         self._abandon.atexit = False
 
     def __enter__(self) -> Self:

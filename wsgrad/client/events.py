@@ -10,6 +10,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
+from wsgrad.client.handle import new_lifetime
 from wsgrad.client.waits import Failure, Wait, settled
 from wsgrad.transport.cbor import encode
 from wsgrad.transport.commands import Signal
@@ -210,7 +211,8 @@ class BaseEvent:
         self._device = device
         self._event = event
         # A finalizer may run in any thread and between any two steps, so it only appends.
-        self._free = weakref.finalize(self, device._server._session.events.dropped.append, event)
+        self._lifetime = new_lifetime()
+        self._free = weakref.finalize(self._lifetime, device._server._session.events.dropped.append, event)
         self._free.atexit = False
 
     @property

@@ -8,6 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from wsgrad.client.buffer import BaseBuffer
+from wsgrad.client.handle import new_lifetime
 from wsgrad.client.recorders import refuse
 from wsgrad.client.recording import Recorder, memory_of
 from wsgrad.client.session_graphs import new_id
@@ -45,6 +46,7 @@ class BaseGraph:
         self._shares: list[Share] = []
         self._crossings: Crossings | None = None
         self._freed = False
+        self._lifetime = new_lifetime()
         self._released: list[weakref.finalize[Any, Any]] = []
 
     def __repr__(self) -> str:
@@ -131,7 +133,7 @@ class BaseGraph:
 
             server._call(record)
             shares.append(share)
-            released = weakref.finalize(self, server._session.graphs.released.append, graph)
+            released = weakref.finalize(self._lifetime, server._session.graphs.released.append, graph)
             released.atexit = False
             self._released.append(released)
         self._graph, self._shares, self._crossings = graph, shares, crossings
