@@ -3,7 +3,7 @@
 // them, and the person's wishes. It shows nothing and connects to nothing.
 
 const servers = (() => {
-  const DEFAULT_PORT = 6667;
+  const DEFAULT_PORT = 7667;
   const MAX_TABS = 64;
   /** Ports that no browser connects to (Fetch standard, "bad port"), of those that somebody might give a server. */
   const BLOCKED_PORTS = ['2049', '4045', '5060', '5061', '6000', '6566', '6665', '6666', '6667', '6668', '6669', '6679', '6697', '10080'];
@@ -23,7 +23,7 @@ const servers = (() => {
    */
   function parse(written) {
     const trimmed = written.trim();
-    if (!trimmed) throw new Error('Write the server’s address, such as gpu-box:8080.');
+    if (!trimmed) throw new Error('Write the server’s address, such as gpu-box:7667.');
     const scheme = /^([a-z]+):\/\//i.exec(trimmed)?.[1].toLowerCase();
     if (scheme !== undefined && !['ws', 'wss', 'http', 'https'].includes(scheme)) {
       throw new Error(`“${scheme}://” is no address of a server; write ws://, wss://, http:// or https://.`);
@@ -39,16 +39,16 @@ const servers = (() => {
     } catch {
       throw new Error(`“${trimmed.split('#')[0]}” is no address; write host, host:port, or paste the page’s URL.`);
     }
-    if (!url.hostname) throw new Error('The address has no host; write one such as gpu-box:8080.');
+    if (!url.hostname) throw new Error('The address has no host; write one such as gpu-box:7667.');
     if (url.username || rest.split(/[/#]/)[0].includes('@')) {
       throw new Error('A user name in the address is not supported; the token has a field of its own.');
     }
-    // As everywhere in wsgrad, ws:// and wss:// without a port mean 6667; http and https keep the web's own.
+    // As everywhere in wsgrad, ws:// and wss:// without a port mean 7667; http and https keep the web's own.
     const writtenPort = /:(\d+)$/.exec(rest.split(/[/?#]/)[0])?.[1];
     const web = scheme === 'http' || scheme === 'https';
     const port = writtenPort ?? (web ? (secure ? '443' : '80') : String(DEFAULT_PORT));
     if (BLOCKED_PORTS.includes(port)) {
-      throw new Error(`Browsers open no connection to port ${port}: start the server with another, such as --port 8080.`);
+      throw new Error(`Browsers open no connection to port ${port}: start the server with another --port, such as 7667.`);
     }
     const path = url.pathname.replace(/\/(index\.html|status(\.html)?)?$/, '').replace(/\/+$/, '');
     const authority = `${url.hostname}:${port}`;

@@ -3,7 +3,7 @@
 Nothing here knows of wsgrad. `DEV=WS` chooses its devices and `WSGRAD_URL` the server; without a URL tinygrad gets a
 server of its own on this machine's CPU. The images are the 1,797 of the other example (see DIGITS.md).
 
-    DEV=WS WSGRAD_URL='ws://gpu-box:6667#token=…' python examples/train_digits_tinygrad.py
+    DEV=WS WSGRAD_URL='ws://gpu-box:7667#token=…' python examples/train_digits_tinygrad.py
 """
 
 import argparse

@@ -449,6 +449,7 @@ def test_the_page_and_the_worker_load_the_same_scripts_in_the_same_order():
 @pytest.mark.parametrize(
     ("written", "url"),
     [
+        ("box", "ws://box:7667"),
         ("box:8080", "ws://box:8080"),
         ("http://box", "ws://box:80"),
         ("https://Box:443/#token=abc", "wss://box:443"),
@@ -464,7 +465,7 @@ def test_an_address_is_read_as_people_write_it(page, node, origin, written, url)
 
 
 @pytest.mark.parametrize(
-    "written", ["", "box", "ws://", "ftp://box", "box:6667", "me@box:1", "box:99999", "https://box:6697/"]
+    "written", ["", "ws://", "ftp://box", "box:6667", "me@box:1", "box:99999", "https://box:6697/"]
 )
 def test_an_address_that_can_not_be_is_refused_in_words(page, node, origin, written):
     page.goto(origin)

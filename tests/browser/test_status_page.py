@@ -57,8 +57,8 @@ class FakeStatus:
             "uptime_seconds": 100.0,
             "time": 1_700_000_000.0,
             "role": "admin",
-            "page_url": "https://192.0.2.1:6667/",
-            "join_url": f"https://192.0.2.1:6667/#token={NODE}",
+            "page_url": "https://192.0.2.1:7667/",
+            "join_url": f"https://192.0.2.1:7667/#token={NODE}",
             "qr": QR,
             "devices": [device | {"adapter": "Fake GPU", "memory": 1 << 30, "totals": totals()}],
             "nodes": [
@@ -221,7 +221,7 @@ def test_only_the_admin_token_brings_buttons_and_the_code(page, origin, fake):
     assert page.locator("[data-action]").count() == 0
     assert not page.get_by_role("button", name="New tokens").is_visible()
     assert not page.locator("#qr").is_visible()
-    assert page.locator("#page-url").inner_text() == "https://192.0.2.1:6667/"
+    assert page.locator("#page-url").inner_text() == "https://192.0.2.1:7667/"
 
 
 def test_the_code_is_an_image(page, origin, fake):

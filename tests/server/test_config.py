@@ -16,13 +16,13 @@ GOOD = {
     "--name": ("box", "box"),
     "--cpu-threads": ("3", 3),
     "--unconfined": ("1", True),
-    "--join": ("wss://hub:6667#token=t", "wss://hub:6667#token=t"),
+    "--join": ("wss://hub:7667#token=t", "wss://hub:7667#token=t"),
     "--token-file": ("/etc/tokens", "/etc/tokens"),
     "--tls": ("1", True),
     "--tls-cert": ("c.pem", "c.pem"),
     "--tls-key": ("k.pem", "k.pem"),
     "--allow-host": ("Box.example:7000", ("box.example:7000",)),
-    "--allow-peer": ("box:6667", ("box:6667",)),
+    "--allow-peer": ("box:7667", ("box:7667",)),
     "--allow-origin": ("https://App.example:443", ("https://app.example",)),
     "--trusted-proxy": ("10.0.0.0/8", ("10.0.0.0/8",)),
     "--max-sessions": ("5", 5),
@@ -45,7 +45,7 @@ GOOD = {
     "--ready-file": ("/run/ready", "/run/ready"),
 }
 BAD = {
-    "--host": "127.0.0.1:6667",
+    "--host": "127.0.0.1:7667",
     "--port": "65536",
     "--device": "gpu*2",
     "--name": " ",
@@ -165,7 +165,7 @@ def test_any_text_is_a_value_or_a_named_error(text):
     [
         ("localhost", ("localhost", None)),
         ("Box.Example.:80", ("box.example", 80)),
-        ("[::1]:6667", ("::1", 6667)),
+        ("[::1]:7667", ("::1", 7667)),
         ("[::1]", ("::1", None)),
         ("::1", None),
         ("a:b:1", None),

@@ -75,3 +75,10 @@ def test_a_file_of_tokens_goes_too_where_the_rest_of_the_announcement_fails(tmp_
     finally:
         os.close(unwritable)
     assert not file.exists()
+
+
+def test_a_port_that_browsers_refuse_is_warned_of():
+    _, warnings = startup.settle(Config(port=6667, unconfined=True))
+    assert any("browsers connect to no port 6667" in warning for warning in warnings)
+    _, warnings = startup.settle(Config(unconfined=True))
+    assert not any("browsers" in warning for warning in warnings)

@@ -286,10 +286,10 @@ async def test_a_pinned_certificate_is_checked_before_the_token_goes_out(server,
 def test_cpu_is_not_lent_where_it_can_t_be_confined(monkeypatch):
     monkeypatch.setattr(startup, "probe_node_confinement", lambda: ["Landlock"])
     monkeypatch.setattr(startup, "probe_compiler_confinement", list)
-    config, [warning] = startup.settle(Config(join="ws://hub:6667#token=x"))
+    config, [warning] = startup.settle(Config(join="ws://hub:7667#token=x"))
     assert config.devices == ()
     assert "cpu is not offered" in warning
-    config, _ = startup.settle(Config(join="ws://hub:6667#token=x", unconfined=True))
+    config, _ = startup.settle(Config(join="ws://hub:7667#token=x", unconfined=True))
     assert config.devices == ("cpu",)
 
 

@@ -130,7 +130,7 @@ async def test_both_directions_at_once(cache):
 async def test_without_a_link_transfers_go_through_the_client(cache, why):
     nbytes = 7 * MIB + 1
     data = os.urandom(nbytes)
-    settings = {"allow_peers": ("elsewhere:6667",)} if why == "not allowed" else {}
+    settings = {"allow_peers": ("elsewhere:7667",)} if why == "not allowed" else {}
     async with pair(cache, **settings) as (one, two), trio.open_nursery() as nursery:
         for client in (one, two):
             client.queue.batch(c.Alloc(1, nbytes))
@@ -327,7 +327,7 @@ def test_a_chunk_without_credit_is_refused():
         ({"host": "0.0.0.0"}, [], ["127.0.0.1", "10.0.0.1"]),
         ({"allow_peers": ("10.0.0.1",)}, ["10.0.0.1"], ["127.0.0.1", "10.0.0.2"]),
         ({"allow_peers": ("10.0.0.1:1",)}, [], ["10.0.0.1"]),
-        ({"allow_peers": ("name:6667",)}, ["name=10.0.0.9"], ["other=10.0.0.9"]),
+        ({"allow_peers": ("name:7667",)}, ["name=10.0.0.9"], ["other=10.0.0.9"]),
     ],
 )
 def test_which_servers_may_be_dialled(settings, allowed, refused):
@@ -335,11 +335,11 @@ def test_which_servers_may_be_dialled(settings, allowed, refused):
     for wanted, texts in ((True, allowed), (False, refused)):
         for text in texts:
             name, _, address = text.partition("=")
-            assert rules.allows(name, address or name, 6667) is wanted, text
+            assert rules.allows(name, address or name, 7667) is wanted, text
 
 
 def test_allowed_peers_are_read_from_the_command_line():
-    assert parse(["--allow-peer", "Box:6667", "--allow-peer", "10.0.0.1"], {}).allow_peers == ("box:6667", "10.0.0.1")
+    assert parse(["--allow-peer", "Box:7667", "--allow-peer", "10.0.0.1"], {}).allow_peers == ("box:7667", "10.0.0.1")
 
 
 def test_tickets_of_a_session_that_is_over_are_worth_nothing():

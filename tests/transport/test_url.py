@@ -21,7 +21,7 @@ F = "ab" * 32
         ("[fe80::1]:7", Endpoint("fe80::1", 7)),
         ("ws://127.0.0.1:1234/#token=T-_0", Endpoint("127.0.0.1", 1234, token="T-_0")),
         ("WSS://a", Endpoint("a", tls=True)),
-        (f"wss://a:6667#token=T&sha256={F}", Endpoint("a", tls=True, token="T", sha256=F)),
+        (f"wss://a:7667#token=T&sha256={F}", Endpoint("a", tls=True, token="T", sha256=F)),
         (f"wss://[::1]:9/gpu/#sha256={':'.join(['AB'] * 32)}", Endpoint("::1", 9, tls=True, sha256=F, path="/gpu")),
         ("ws://a#token=a%2Bb", Endpoint("a", token="a+b")),
         ("b*6", Endpoint("b", count=6)),
@@ -34,8 +34,8 @@ def test_address_means(text, expected):
 
 
 def test_list_of_servers_from_the_documentation():
-    assert parse_endpoints(f"wss://a:6667#token=T&sha256={F}*2,b*6, c") == (
-        Endpoint("a", 6667, tls=True, token="T", sha256=F, count=2),
+    assert parse_endpoints(f"wss://a:7667#token=T&sha256={F}*2,b*6, c") == (
+        Endpoint("a", 7667, tls=True, token="T", sha256=F, count=2),
         Endpoint("b", count=6),
         Endpoint("c"),
     )

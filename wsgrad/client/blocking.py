@@ -354,7 +354,7 @@ def connect(
     """Open a session with a server.
 
     Args:
-        url: its address, such as `ws://host:6667#token=…`; `WSGRAD_URL` if left out, and without that a server of our
+        url: its address, such as `ws://host:7667#token=…`; `WSGRAD_URL` if left out, and without that a server of our
             own on this machine's CPU, which ends with the session.
         token: the client token, if the address holds none; else `WSGRAD_TOKEN` is used.
         cafile: a PEM file of authorities to trust for `wss://`.

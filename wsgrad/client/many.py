@@ -241,7 +241,7 @@ def connect_all(
 
     Args:
         items: their addresses, a sequence or joined by commas, each perhaps with `*N` for its first N devices:
-            `ws://a:6667#token=…*2,b`; `WSGRAD_URL` if left out, and without that a server of our own on this machine's
+            `ws://a:7667#token=…*2,b`; `WSGRAD_URL` if left out, and without that a server of our own on this machine's
             CPU. Without a token in it an address is used with `WSGRAD_TOKEN`.
         cafile: a PEM file of authorities to trust for `wss://`.
         cache: as for `connect`.

@@ -49,7 +49,7 @@ class Config:
     """
 
     host: str = "127.0.0.1"
-    port: int = 6667
+    port: int = 7667
     devices: tuple[str, ...] = ("cpu",)
     name: str = field(default_factory=_default_name)
     cpu_threads: int = field(default_factory=_default_threads)

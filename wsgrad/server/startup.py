@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from wsgrad.devices.confine import probe_node_confinement
 from wsgrad.devices.sandbox import probe_compiler_confinement
@@ -11,6 +11,11 @@ from wsgrad.server.addresses import is_loopback
 
 if TYPE_CHECKING:
     from wsgrad.server.config import Config
+
+BROWSERS_REFUSE: Final = frozenset(
+    {2049, 3659, 4045, 4190, 5060, 5061, 6000, 6566, 6665, 6666, 6667, 6668, 6669, 6679, 6697, 10080}
+)
+"""The Fetch standard's bad ports above 1024."""
 
 
 def settle(config: Config) -> tuple[Config, list[str]]:
@@ -27,6 +32,8 @@ def settle(config: Config) -> tuple[Config, list[str]]:
             f"{config.host} can be reached from other machines, and without --tls tokens and data cross the "
             "network in the clear; use --tls, a reverse proxy or a tunnel"
         )
+    if not config.join and config.port in BROWSERS_REFUSE:
+        warnings.append(f"browsers connect to no port {config.port}: tabs can't join; choose another with --port")
     if "cpu" not in config.devices:
         return config, warnings
     if config.unconfined:

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from wsgrad.errors import InvalidUrl as InvalidUrl
 
-DEFAULT_PORT = 6667
+DEFAULT_PORT = 7667
 
 _SCHEMES = {"ws": False, "wss": True}
 _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
