@@ -2,13 +2,17 @@
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import chromium as chromium_module
 import firefox as firefox_module
+import numpy as np
 import pytest
 from gpu_rig import GpuRig
 from page_files import PageFiles
+
+import wsgrad
 
 # Its helpers start real servers. Last in the path: it has a conftest of its own.
 sys.path.append(str(Path(__file__).parent.parent / "server"))
@@ -65,6 +69,54 @@ def any_rig(request, page_files):
     rig = GpuRig(request.getfixturevalue(name), page_files, worker=place == "worker", file=place == "file")
     yield rig
     rig.close()
+
+
+class HiddenTabs:
+    """Two tabs that lend their GPU, served and from a file, behind a third one.
+
+    Attributes:
+        since: when they were hidden, by the monotonic clock.
+        arrays: one on each, of 0 to 3.
+    """
+
+    def __init__(self, browser, client, url, page_files):
+        from joined import SCRIPTS, JoinedTab
+
+        self.tabs = [
+            JoinedTab(browser, url, name="served"),
+            JoinedTab(browser, url, name="file", page=page_files.scripts(*SCRIPTS, file=True)),
+        ]
+        devices = [client.wait_for_device(f"{name}/browser/0", timeout=30) for name in ("served", "file")]
+        self.arrays = [device.array(np.arange(4)) for device in devices]
+        browser.open().activate()
+        for tab in self.tabs:
+            tab.tab.wait_for("document.visibilityState === 'hidden'")
+        self.since = time.monotonic()
+
+
+@pytest.fixture(scope="session")
+def hidden_tabs(chromium_command, tmp_path_factory, page_files):
+    """Tabs that nobody looks at while all other tests run."""
+    from joined import serving
+
+    browser = chromium_module.Chromium()
+    try:
+        with serving(tmp_path_factory.mktemp("hidden")) as server, wsgrad.connect(server.ready["url"]) as client:
+            yield HiddenTabs(browser, client, server.ready["url"], page_files)
+    finally:
+        browser.close()
+
+
+def pytest_collection_modifyitems(items):
+    """The tests of what is hidden for minutes come last: the others take that long anyway."""
+    items.sort(key=lambda item: "hidden_tabs" in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def hide_early(request):
+    """Hide the tabs before the first test of a browser, if there is a test that needs them."""
+    if any("hidden_tabs" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        request.getfixturevalue("hidden_tabs")
 
 
 @pytest.fixture
