@@ -71,7 +71,7 @@ def measure(report: Report, *, nbytes: int, rounds: int) -> None:
 def main() -> None:
     """Measure, then print a table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", metavar="FILE", help="write JSON; - for standard output")
+    parser.add_argument("--json", metavar="FILE", nargs="?", const="-", help="write JSON; - for standard output")
     parser.add_argument("--mib", type=int, default=NBYTES >> 20, help="size of the upload")
     parser.add_argument("--rounds", type=int, default=3, help="uploads that the cache brings")
     options = parser.parse_args()

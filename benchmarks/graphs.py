@@ -211,7 +211,7 @@ def measure(report: Report, *, rounds: int, nbytes: int) -> None:
 def main() -> None:
     """Measure, then print a table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", metavar="FILE", help="write JSON; - for standard output")
+    parser.add_argument("--json", metavar="FILE", nargs="?", const="-", help="write JSON; - for standard output")
     parser.add_argument("--rounds", type=int, default=200, help="runs of which the median counts")
     parser.add_argument("--mib", type=int, default=256, help="size of transfers")
     options = parser.parse_args()

@@ -74,7 +74,7 @@ def best(call: Callable[[], object], rounds: int = 5) -> float:
 def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", metavar="PATH", help="write JSON here, - for standard output")
+    parser.add_argument("--json", metavar="PATH", nargs="?", const="-", help="write JSON here, - for standard output")
     options = parser.parse_args()
     report = Report(f"planning {ITEMS} items")
     for make in (layers, ring, slices):

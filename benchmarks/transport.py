@@ -198,7 +198,9 @@ def imports(report: Report, *, rounds: int) -> None:
 def main() -> None:
     """Run everything and print or write the figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.transport", description=__doc__)
-    parser.add_argument("--json", metavar="FILE", help="write the figures as JSON ('-': standard output)")
+    parser.add_argument(
+        "--json", metavar="FILE", nargs="?", const="-", help="write the figures as JSON ('-': standard output)"
+    )
     parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds of each transfer (default 9)")
     arguments = parser.parse_args()
     report = Report("wsgrad: the whole path on the CPU device, over loopback")

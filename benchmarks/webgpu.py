@@ -101,7 +101,7 @@ def measure(report: Report, *, rounds: int) -> None:
 def main() -> None:
     """Measure, then print a table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", metavar="FILE", help="write JSON; - for standard output")
+    parser.add_argument("--json", metavar="FILE", nargs="?", const="-", help="write JSON; - for standard output")
     parser.add_argument("--rounds", type=int, default=50, help="replays of which the median counts")
     options = parser.parse_args()
     report = Report("webgpu")

@@ -154,8 +154,10 @@ def main() -> None:
     try:
         with wsgrad.connect(args.url) as server:
             run(server, sweep, kind=args.kind, wait=args.wait, console=Console())
-    except wsgrad.WsgradError as error:
+    except (wsgrad.WsgradError, OSError) as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
     means = {rate: np.mean([s for job, s in sweep.results.items() if job.rate == rate]) for rate in args.rates}
     best = max(means, key=lambda rate: means[rate])
     print(f"best learning rate {best:g}: {100 * means[best]:.1f} % right")

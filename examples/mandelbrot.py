@@ -167,8 +167,10 @@ def main() -> None:
                 device, width=width, height=height, zoom=args.zoom, iterations=args.iterations, console=console
             )
             seconds = time.perf_counter() - start
-    except wsgrad.WsgradError as error:
+    except (wsgrad.WsgradError, OSError) as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
     Image.fromarray(picture, "RGBA").convert("RGB").save(args.output)
     print(f"{args.output}: {width}×{height} in {seconds:.1f} s")
 

@@ -201,12 +201,17 @@ def main(network: type[Network] = Network, device: str = "cpu") -> None:
     args = parser.parse_args()
 
     console = Console()
-    with wsgrad.connect(args.url) as server:
-        where = server.devices[args.device]
-        rng = np.random.default_rng(args.seed)
-        accuracy = train(network(where, rng), epochs=args.epochs, rng=rng, console=console)
-        print(f"accuracy {100 * accuracy:.1f} %")
-        measure(where, console)
+    try:
+        with wsgrad.connect(args.url) as server:
+            where = server.devices[args.device]
+            rng = np.random.default_rng(args.seed)
+            accuracy = train(network(where, rng), epochs=args.epochs, rng=rng, console=console)
+            print(f"accuracy {100 * accuracy:.1f} %")
+            measure(where, console)
+    except (wsgrad.WsgradError, OSError) as error:  # a wrong address, token or device; what failed there
+        raise SystemExit(f"{type(error).__name__}: {error}") from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":

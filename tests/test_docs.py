@@ -113,6 +113,39 @@ def test_example_learns_the_digits_through_an_embedded_server():
     assert accuracy(run(sys.executable, str(EXAMPLE))) >= 95
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--url", "ws://127.0.0.1:1"], r"ConnectionLost: no server at ws://127\.0\.0\.1:1.*wsgrad-serve"),
+        (["--url", "http://x"], "InvalidUrl: .*ws://"),
+        (["--device", "nosuch"], "DeviceError: there is no device 'nosuch'; .* offers "),
+    ],
+)
+def test_example_says_in_a_line_what_is_wrong(arguments, said):
+    ended = subprocess.run(
+        [sys.executable, str(EXAMPLE), *arguments], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert ended.returncode == 1
+    assert re.fullmatch(said + ".*\n", ended.stderr), ended.stderr
+
+
+def test_example_ends_on_ctrl_c_without_a_word():
+    terminal, theirs = os.openpty()
+    command = [sys.executable, str(EXAMPLE), "--epochs", "1000000"]
+    with open(terminal, "rb", buffering=0) as shown, open(theirs, "wb") as stdout:
+        process = subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, process_group=0)
+        try:
+            text = b""
+            while b"loss" not in text:
+                text += shown.read(1000)
+            process.send_signal(signal.SIGINT)
+            said = process.stderr.read()
+            assert (process.wait(60), said) == (130, b"")
+        finally:
+            process.kill()
+            process.communicate()
+
+
 def test_ring_of_two_servers_reaches_the_weights_of_one_device():
     output = run(sys.executable, "-W", "error", str(RING), "--steps", "6")
     assert "6 steps on 4 devices of 2 servers" in output

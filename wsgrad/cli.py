@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _SIZES = (4, 1 << 10, 32 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20)
 _ADMIN_HELP = "The administrator's token stands in WSGRAD_ADMIN_TOKEN or behind the URL as #token=…"
-_JSON_HELP = "write JSON to FILE ('-': standard output) instead of a table"
+_JSON_HELP = "write JSON to FILE (standard output if left out, or '-') instead of a table"
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +270,7 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument("--top", type=int, default=20, metavar="N", help="how many rows (default 20)")
     trace.add_argument("--items", action="store_true", help="a row for each item of a graph")
     for command in (devices, bench, doctor, trace, *administrative):
-        command.add_argument("--json", metavar="FILE", help=_JSON_HELP)
+        command.add_argument("--json", metavar="FILE", nargs="?", const="-", help=_JSON_HELP)
     return parser
 
 

@@ -18,7 +18,7 @@ def test_devices_are_listed_for_people_and_for_programs(url, capsys):
     status, table, _ = run(capsys, "devices", url)
     assert status == 0
     assert "cpu" in table
-    status, text, _ = run(capsys, "devices", url, "--json", "-")
+    status, text, _ = run(capsys, "devices", url, "--json")
     [device] = json.loads(text)
     assert (status, device["kind"], device["dialects"]) == (0, "cpu", ["c"])
     assert url.partition("#token=")[2] not in table + text

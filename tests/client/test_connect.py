@@ -35,7 +35,7 @@ def test_the_address_and_the_token_may_come_from_variables(url, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
-        (lambda url: url.split("#")[0], wsgrad.Unauthorized, "token"),
+        (lambda url: url.split("#")[0], wsgrad.Unauthorized, "client token is needed: write #token=… .*WSGRAD_TOKEN"),
         (lambda url: url.split("#")[0] + "#token=wrong", wsgrad.Unauthorized, "token"),
         (lambda url: f"{url},{url}", wsgrad.WsgradError, "one server"),
         (lambda url: "http://localhost", wsgrad.WsgradError, "ws://"),

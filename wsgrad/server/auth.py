@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from wsgrad.server import http
 from wsgrad.server.options import address_of, normal_origin, own_origin, split_host
-from wsgrad.server.tokens import Role
+from wsgrad.server.tokens import VARIABLES, Role
 from wsgrad.transport.messages import SUBPROTOCOL
 
 if TYPE_CHECKING:
@@ -195,7 +195,9 @@ class Gate:
         token = token_of(request)
         wanted = " or ".join(sorted(role.value for role in rule.roles))
         if token is None:
-            return _refuse(401, f"the {wanted} token is needed", ("WWW-Authenticate", "Bearer"), why="no token")
+            variables = " or ".join(sorted(VARIABLES[role] for role in rule.roles))
+            text = f"the {wanted} token is needed: write #token=… behind the address, or set {variables}"
+            return _refuse(401, text, ("WWW-Authenticate", "Bearer"), why="no token")
         role = self._tokens.role_of(token)
         if role is None and Role.NODE in rule.roles and self._knows_node(token):
             return None  # a node that joined before: what it got then stays good when the node token changes
