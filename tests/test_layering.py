@@ -26,7 +26,8 @@ LAYERS = {
     "server": {"transport", "graph", "devices", "errors"},
     "client": {"transport", "graph", "errors"},
     "cli": {"client", "server", "devices", "errors"},
-    "tinygrad": {"client"},
+    "tinygrad": {"client", "tinygrad_profile"},
+    "tinygrad_profile": {"client"},
     "__init__": {"client", "errors"},
 }
 # A node that dials in holds a socket of its own, so this one module of devices drives the transport.

@@ -11,13 +11,14 @@ import functools
 import re
 import time
 import warnings
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from tinygrad.device import BufferSpec, Compiled, Compiler, Device, LRUAllocator, Program, TinyELF
 from tinygrad.dtype import AddrSpace
 from tinygrad.engine.jit import MultiGraphRunner
-from tinygrad.helpers import BEAM, JIT_BATCH_SIZE, Target, getenv
+from tinygrad.helpers import BEAM, JIT_BATCH_SIZE, PROFILE, Target, getenv, is_image_shape
 from tinygrad.renderer import Renderer
 from tinygrad.renderer.cstyle import ClangRenderer
 from tinygrad.renderer.wgsl import WGSLRenderer
@@ -27,6 +28,7 @@ from tinygrad.uop.ops import UOp, sym_infer
 
 import wsgrad
 from wsgrad.client.jit import Jitted
+from wsgrad.tinygrad_profile import DeviceProfile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +37,8 @@ MAX_BUFFERS: Final = 31
 """Buffers of a kernel in C: with the scalars they stay below what a launch takes."""
 TRIAL_SECONDS: Final = 10.0
 """How long the first kernel of a search may take."""
+WAITED_BYTES: Final = 16 << 20
+"""Buffers from this size on are waited for, so that too little memory is an error of the allocation."""
 _WRITES: Final = re.compile(r"// writes ([0-9,]*)\n")
 
 
@@ -45,6 +49,11 @@ def servers() -> wsgrad.Servers:
         # A server without a cache is no reason to warn a program that never asked for one.
         warnings.simplefilter("ignore", RuntimeWarning)
         return wsgrad.connect_all(cache=True, wait=10.0)
+
+
+@functools.cache
+def _profile() -> DeviceProfile:
+    return DeviceProfile(servers())
 
 
 # -- renderers: source only, the device compiles it
@@ -101,13 +110,44 @@ class WSWGSLRenderer(WGSLRenderer):
 
 
 class WSAllocator(LRUAllocator["WSDevice"]):
-    """Buffers of bytes. Allocating never waits: memory that isn't there is an error of the next call that waits."""
+    """Buffers of bytes. Small ones are not waited for: if they do not fit, the next call that waits says so."""
 
-    def _alloc(self, size: int, options: BufferSpec) -> wsgrad.Buffer:
-        buffer: wsgrad.Buffer = self.dev.device_handle.empty(size, np.uint8)
+    _held: Counter[wsgrad.Server] = Counter()  # noqa: RUF012  (of all devices: a session's limit is for all of its own)
+
+    def alloc(self, size: int, options: BufferSpec | None = None) -> wsgrad.Buffer:
+        """Memory, some that was given back where that fits.
+
+        Raises:
+            MemoryError: there is none, even without what was kept for reuse.
+        """
+        self.dev.revive()
+        buffer: wsgrad.Buffer = super().alloc(size, options)
         return buffer
 
-    # It frees nothing itself: the memory goes with its last reference, and a graph may still have one.
+    def _alloc(self, size: int, options: BufferSpec) -> wsgrad.Buffer:
+        server = self.dev.device_handle.server
+        limits: Any = server.info.get("limits")
+        limit, held = limits.get("max_session_memory"), self._held[server]
+        if isinstance(limit, int) and held + size > limit:
+            raise MemoryError(
+                f"{size} bytes more do not fit: this session holds {held} of the {limit} that {server!r} allows"
+            )
+        buffer: wsgrad.Buffer = self.dev.device_handle.empty(size, np.uint8)
+        if size >= WAITED_BYTES:
+            self.dev.synchronize()
+        self._held[server] += size
+        return buffer
+
+    def free(self, opaque: wsgrad.Buffer, size: int, options: BufferSpec | None = None) -> None:
+        """Keep it for reuse, unless it went with its device."""
+        if opaque._life.dead is None:
+            super().free(opaque, size, options)
+        else:
+            self._free(opaque, options or self.default_buffer_spec)
+
+    def _free(self, opaque: wsgrad.Buffer, options: BufferSpec) -> None:
+        # The memory itself goes with its last reference: a graph may still have one.
+        self._held[self.dev.device_handle.server] -= opaque.nbytes
 
     def _copyin(self, dest: wsgrad.Buffer, src: memoryview) -> None:
         dest.copy_from(np.frombuffer(src, np.uint8))
@@ -179,11 +219,14 @@ class WSProgram(Program["WSDevice"]):
     def __init__(self, dev: WSDevice, obj: TinyELF) -> None:
         self.dev = dev
         self.name = obj.name
+        if any(is_image_shape(shape) for *_, shape in obj.signature):  # type: ignore[no-untyped-call]
+            raise RuntimeError(f"the kernel {obj.name} takes an image; {dev.device} has buffers only: run with IMAGE=0")
         source = obj.lib.decode()
         noted = _WRITES.match(source)
         writes = None if noted is None else [int(place) for place in noted[1].split(",") if place]
         self._source, self._writes = source, writes
         self._trial: _Trial | None = None
+        self._wide = [dtype.itemsize == 8 for _, _, dtype, _ in obj.signature]
         self._core = next((slot for name, slot, *_ in obj.signature if name == "core_id"), None)
 
     @functools.cached_property
@@ -199,12 +242,21 @@ class WSProgram(Program["WSDevice"]):
         """The arguments of a launch."""
         if self.dev.dialect == "wgsl":
             return [np.float32(np.inf), *bufs, *vals]
-        return [*bufs, *(wsgrad.INDEX if value is None else value for value in vals)]
+        if not vals:
+            return [*bufs]
+        return [
+            *bufs,
+            *(
+                wsgrad.INDEX if value is None else np.int64(value) if wide and isinstance(value, int) else value
+                for value, wide in zip(vals, self._wide[len(bufs) :], strict=True)
+            ),
+        ]
 
     def grid(self, global_size: Sequence[Any]) -> Any:  # noqa: ANN401
         """The grid of a launch."""
         if self.dev.dialect == "wgsl":
-            return tuple(global_size)
+            # One number travels packed.
+            return tuple(global_size) if global_size[1:] != (1, 1) else global_size[0]
         return global_size[0] if self._core is not None else None
 
     def __call__(
@@ -348,12 +400,24 @@ class WSDevice(Compiled):
         else:
             raise RuntimeError(f"tinygrad has no renderer for the dialects of {self.device_handle.id}: {dialects}")
         name = device.partition(":")[0]
-        DEVICE_MAX_BUFS[name] = min(most, DEVICE_MAX_BUFS.get(name, most))
+        DEVICE_MAX_BUFS[name] = min(most, DEVICE_MAX_BUFS.setdefault(name, most))
         DEVICE_MAX_BUFS[device] = most
         if not getenv("JIT_BATCH_SIZE"):
             # A graph costs one message, however long it is.
             JIT_BATCH_SIZE.value = 0
+        if PROFILE:
+            _profile().add(device, self.device_handle.id)
         super().__init__(device, WSAllocator(self), [renderer], WSProgram, WSGraph, arch=arch)
 
     def synchronize(self) -> None:
         self.device_handle.synchronize()
+
+    def revive(self) -> None:
+        """Go on with a new process where the device was lost and somebody was told: only what was in it is gone."""
+        queue = self.device_handle._queue
+        if queue is not None and queue.life.dead is not None and queue.unraised is None and not queue.over:
+            self.allocator.free_cache()  # type: ignore[attr-defined]
+            self.device_handle.reopen()
+
+    def _at_profile_finalize(self) -> None:
+        _profile().finish()

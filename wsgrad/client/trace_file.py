@@ -43,6 +43,7 @@ def write_timeline(file: TextIO, traces: Sequence[SessionTrace]) -> None:
     """Write what was measured; one event a line, so that nothing has to be in memory at once."""
     metadata = {
         "wsgrad": __version__,
+        "start_ns": min((trace.started for trace in traces), default=0),
         "servers": [
             {
                 "url": trace.server._address,
