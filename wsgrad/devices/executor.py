@@ -18,7 +18,7 @@ from wsgrad.devices.base import ProgramSpec
 from wsgrad.devices.ranges import Ranges
 from wsgrad.devices.replay import Graphs, Halt, ReplayFailure
 from wsgrad.devices.trace import now, switched
-from wsgrad.devices.transfers import Download, Upload
+from wsgrad.devices.transfers import Download, Transfers, Upload
 from wsgrad.errors import DeviceError, OutOfMemory, ProtocolError, WsgradError, error_code, error_from_wire
 from wsgrad.transport import commands as c
 from wsgrad.transport import messages as m
@@ -85,8 +85,7 @@ class Executor:
         self._ranges = Ranges(runtime)
         self._graphs = Graphs(runtime)
         self._tasks: deque[_Task] = deque()
-        self._upload: Upload | None = None
-        self._download: Download | None = None
+        self._moves = Transfers(queue, runtime, reply=reply, outlet=outlet, ended=self._ended)
         self._error: int | None = None
         self._done = 0
         self._acked = 0
@@ -106,8 +105,8 @@ class Executor:
         match work:
             case m.Credit():
                 self._outlet.add_credit(work.slots)
-            case m.Abort() if self._download is not None and work.transfer == self._download.transfer:
-                self._end_download()
+            case m.Abort() if self._moves.download is not None and work.transfer == self._moves.download.transfer:
+                self._moves.end_download()
             case m.Chunk() if self._graphs.keep(work, bulk or memoryview(b"")):
                 pass
             case m.Profile():
@@ -130,7 +129,9 @@ class Executor:
 
     def read_now(self, number: int, buffer: int, nbytes: int) -> bytes | None:
         """Run a read and return its bytes; None where `handle` must, as where something waits or has failed."""
-        busy = self.waiting or self._upload is not None or self._error is not None or self._runtime.trace is not None
+        busy = (
+            self.waiting or self._moves.upload is not None or self._error is not None or self._runtime.trace is not None
+        )
         if busy or (place := self._ranges.find(buffer, nbytes)) is None:
             return None
         self._done = self._acked = number
@@ -139,7 +140,7 @@ class Executor:
     @property
     def waiting(self) -> bool:
         """Whether the next message may have to wait, so that its bulk has to stay where it is."""
-        return self._download is not None or bool(self._tasks)
+        return self._moves.download is not None or bool(self._tasks)
 
     def close(self) -> None:
         """Free everything that the queue holds."""
@@ -150,9 +151,12 @@ class Executor:
 
     # -- order
 
+    def _ended(self, number: int) -> None:
+        self._done = number
+
     def _advance(self) -> None:
         while True:
-            if self._download is not None and not self._pump():
+            if self._moves.download is not None and not self._moves.pump():
                 break
             if not self._tasks or not self._step(self._tasks[0]):
                 break
@@ -171,9 +175,9 @@ class Executor:
         work = task.work
         match work:
             case m.Chunk():
-                self._chunk(work, task.bulk or memoryview(b""))
+                self._moves.chunk(work, task.bulk or memoryview(b""))
             case m.Abort():
-                self._abort(work.transfer)
+                self._moves.abort_upload(work.transfer)
             case m.Batch():
                 return self._batch(work, task)
             case m.Launches():
@@ -183,8 +187,8 @@ class Executor:
                 self._begin()
                 self._program(work, task.bulk or memoryview(b""))
             case m.Fail():
-                if self._upload is not None and self._upload.number == work.number:
-                    self._upload = None  # the rest of its bytes will not come, for this reason
+                if self._moves.upload is not None and self._moves.upload.number == work.number:
+                    self._moves.upload = None  # the rest of its bytes will not come, for this reason
                 self._begin()
                 if self._error is None:
                     self._fail(work.number, work.code, work.message, work.details)
@@ -200,10 +204,10 @@ class Executor:
 
     def _begin(self) -> None:
         """Another command may start: an upload that a failure cut short ends here."""
-        if self._upload is not None:
-            if self._upload.target is not None:
-                raise ProtocolError(f"a command came before upload {self._upload.transfer} was whole")
-            self._upload = None
+        if self._moves.upload is not None:
+            if self._moves.upload.target is not None:
+                raise ProtocolError(f"a command came before upload {self._moves.upload.transfer} was whole")
+            self._moves.upload = None
 
     def _batch(self, work: m.Batch, task: _Task) -> bool:
         if task.commands is None:
@@ -222,9 +226,9 @@ class Executor:
                     self._failed(number, command, error)
             else:
                 self._skip(number, command)
-            if self._download is not None and not self._pump():
+            if self._moves.download is not None and not self._moves.pump():
                 return False
-            if self._upload is None:
+            if self._moves.upload is None:
                 self._done = number
         return True
 
@@ -254,12 +258,12 @@ class Executor:
                 self._ranges.free(command.buffer)
             case c.Upload():
                 place = self._ranges.place(command.buffer, command.offset, command.nbytes)
-                self._upload = Upload(number, command.transfer, place, command.nbytes) if command.nbytes else None
+                self._moves.upload = Upload(number, command.transfer, place, command.nbytes) if command.nbytes else None
             case c.Download():
                 memory, offset = self._ranges.place(command.buffer, command.offset, command.nbytes)
                 aborts = (t.work.transfer for t in self._tasks if isinstance(t.work, m.Abort))
                 if command.nbytes and command.transfer not in aborts:
-                    self._download = Download(number, command.transfer, memory, offset, command.nbytes)
+                    self._moves.download = Download(number, command.transfer, memory, offset, command.nbytes)
             case c.Copy():
                 target = self._ranges.place(command.target, command.target_offset, command.nbytes)
                 runtime.copy(
@@ -289,7 +293,7 @@ class Executor:
             case c.Clear() if command.error == self._error:
                 self._error = None
             case c.Upload() if command.nbytes:
-                self._upload = Upload(number, command.transfer, None, command.nbytes)
+                self._moves.upload = Upload(number, command.transfer, None, command.nbytes)
             case _:
                 return
 
@@ -370,7 +374,7 @@ class Executor:
         if trace is not None:
             trace.replaying(0, 0)
             trace.replayed(task.started, work.graph, work.number)
-        self._upload = None
+        self._moves.upload = None
         unused = self._graphs.over(work)
         if unused:
             self._reply(m.Credit(self._queue, unused), None)
@@ -383,11 +387,11 @@ class Executor:
             failure = self._graphs.failure(work)
             if failure is not None:
                 raise error_from_wire(failure.code, failure.message, failure.details)
-            while self._upload is not None:
-                kept = self._graphs.take(self._upload.transfer)
+            while self._moves.upload is not None:
+                kept = self._graphs.take(self._moves.upload.transfer)
                 if kept is None:
                     return False
-                self._chunk(*kept)
+                self._moves.chunk(*kept)
             halt = next(halts, None)
             if halt is None:
                 return True
@@ -396,66 +400,11 @@ class Executor:
             # Until the replay is over, what is done is what was done before it.
             done, transfer = work.number - 1, work.transfer + halt.place
             if not halt.sends:
-                self._upload = Upload(done, transfer, halt.at, halt.nbytes)
+                self._moves.upload = Upload(done, transfer, halt.at, halt.nbytes)
                 continue
-            self._download = Download(done, transfer, *halt.at, halt.nbytes)
-            if not self._pump():
+            self._moves.download = Download(done, transfer, *halt.at, halt.nbytes)
+            if not self._moves.pump():
                 return False
-
-    # -- transfers
-
-    def _chunk(self, work: m.Chunk, data: memoryview) -> None:
-        upload = self._upload
-        if upload is None or upload.transfer != work.transfer:
-            # Chunks of a dropped upload may still be on their way.
-            self._reply(m.Credit(self._queue, 1), None)
-            return
-        if work.offset != upload.received or upload.received + data.nbytes > upload.nbytes:
-            raise ProtocolError(
-                f"a chunk of {data.nbytes} bytes at {work.offset} does not continue upload {work.transfer}, "
-                f"which has {upload.received} of {upload.nbytes} bytes"
-            )
-        if upload.target is not None:
-            memory, offset = upload.target
-            started = now()
-            self._runtime.write(memory, offset + work.offset, data)
-            if self._runtime.trace is not None:
-                self._runtime.trace.add(SpanKind.UPLOAD, started, number=upload.number, nbytes=data.nbytes)
-        upload.received += data.nbytes
-        self._reply(m.Credit(self._queue, 1), None)
-        if upload.received == upload.nbytes:
-            self._end_upload(upload)
-
-    def _end_upload(self, upload: Upload) -> None:
-        self._upload = None
-        self._done = upload.number
-
-    def _abort(self, transfer: int) -> None:
-        if self._upload is not None and self._upload.transfer == transfer:
-            self._end_upload(self._upload)
-
-    def _pump(self) -> bool:
-        """Send what the credit allows of the current download; whether it is over."""
-        download = self._download
-        assert download is not None
-        while download.sent < download.nbytes:
-            place = self._outlet.place()
-            if place is None:
-                return False
-            nbytes = min(place.nbytes, download.nbytes - download.sent)
-            started = now()
-            self._runtime.read_into(download.memory, download.offset + download.sent, place[:nbytes])
-            if self._runtime.trace is not None:
-                self._runtime.trace.add(SpanKind.DOWNLOAD, started, number=download.number, nbytes=nbytes)
-            self._outlet.send(download.transfer, download.sent, nbytes)
-            download.sent += nbytes
-        self._end_download()
-        return True
-
-    def _end_download(self) -> None:
-        assert self._download is not None
-        self._done = self._download.number
-        self._download = None
 
     # -- errors
 
@@ -476,7 +425,7 @@ class Executor:
                 details["program"] = name
         self._fail(number, error_code(error), str(error), details)
         if isinstance(command, c.Upload) and command.nbytes:
-            self._upload = Upload(number, command.transfer, None, command.nbytes)
+            self._moves.upload = Upload(number, command.transfer, None, command.nbytes)
 
     def _fail(self, number: int, code: str, message: str, details: dict[str, object]) -> None:
         self._error = number
