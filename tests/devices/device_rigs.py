@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, Request
@@ -19,6 +20,7 @@ from wsgrad.devices.base import Outlet
 from wsgrad.devices.compiler import cache_key, compile_source, find_compiler, full_source
 from wsgrad.devices.cpu import CpuRuntime
 from wsgrad.devices.executor import Executor
+from wsgrad.devices.lanes import Worker
 from wsgrad.devices.program_cache import ProgramCache
 from wsgrad.devices.ring import SLOT_BYTES, UPLOAD_SLOTS, Ring
 from wsgrad.devices.sandbox import detect_profile
@@ -167,7 +169,7 @@ class LoadingRig(Rig):
 class ExecutorRig(LoadingRig):
     """The executor itself, called in this process."""
 
-    def __init__(self, toolbox, loop, memory_bytes=1 << 30):
+    def __init__(self, toolbox, loop, memory_bytes=1 << 30, worker=None):
         super().__init__(toolbox)
         self.answers = collections.deque()
         self.outlet = _ListOutlet(self.answers)
@@ -179,6 +181,7 @@ class ExecutorRig(LoadingRig):
             reply=lambda message, bulk: self.answers.append((message, bulk)),
             outlet=self.outlet,
             progress=lambda number, step: self.progress.append((number, step)),
+            worker=worker,
         )
 
     def send(self, message, bulk=None, fd=None):
@@ -201,6 +204,43 @@ class ExecutorRig(LoadingRig):
 
     def close(self):
         self.executor.close()
+
+
+class BesideRig(ExecutorRig):
+    """The executor in this process, with another thread for what graphs launch."""
+
+    def __init__(self, toolbox, loop):
+        lock = threading.RLock()
+        self.changed = threading.Condition(lock)
+        self.errors = []
+        self.worker = Worker(lock, failed=lambda: self.errors.append(sys.exc_info()))
+        self.worker.after = self._after
+        super().__init__(toolbox, loop, worker=self.worker)
+        self.worker.start()
+
+    def _after(self):
+        self.executor.resume()
+        self.changed.notify_all()
+
+    def send(self, message, bulk=None, fd=None):
+        with self.changed:
+            super().send(message, bulk, fd)
+
+    def receive(self):
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.answers or self.errors, PATIENCE_SECONDS), "it does not answer"
+            assert not self.errors, self.errors
+            return self.answers.popleft()
+
+    def silent(self):
+        with self.changed:
+            return not self.answers
+
+    def close(self):
+        with self.changed:
+            assert self.changed.wait_for(lambda: not self.executor.computing, PATIENCE_SECONDS)
+        self.worker.stop()
+        super().close()
 
 
 class _ListOutlet(Outlet):

@@ -8,7 +8,7 @@ import struct
 
 import numpy as np
 import pytest
-from device_rigs import ExecutorRig
+from device_rigs import BesideRig, ExecutorRig
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -29,9 +29,11 @@ CRASH = "void entry(int *y) { *(volatile int *)0 = y[0]; }"
 PIECE = 1000
 
 
-@pytest.fixture(params=["prepared", "one by one", "process", "dialled in"])
+@pytest.fixture(params=["prepared", "beside", "one by one", "process", "dialled in"])
 def rig(request, toolbox):
-    if request.param in ("prepared", "one by one"):
+    if request.param == "beside":
+        rig = BesideRig(toolbox, request.getfixturevalue("loop"))
+    elif request.param in ("prepared", "one by one"):
         rig = ExecutorRig(toolbox, request.getfixturevalue("loop"))
         if request.param == "one by one":
             rig.runtime.prepare = lambda part: None

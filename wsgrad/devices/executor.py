@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from wsgrad.devices.base import ProgramSpec
+from wsgrad.devices.lanes import Lanes
 from wsgrad.devices.ranges import Ranges
 from wsgrad.devices.replay import Graphs, Halt, ReplayFailure
 from wsgrad.devices.trace import now, switched
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from wsgrad.devices.base import Outlet, Reply, Runtime
+    from wsgrad.devices.lanes import Worker
 
 Work: TypeAlias = m.Batch | m.Launches | m.Program | m.Load | m.Chunk | m.Abort | m.Fail | m.Replay | m.Unrecord
 _OPERATIONS: Final = {
@@ -50,7 +52,7 @@ class _Task:
     work: Work
     bulk: memoryview | None
     commands: Iterator[tuple[int, c.Command]] | None = field(default=None)
-    halts: Iterator[Halt] | None = field(default=None)
+    replay: Iterator[Halt] | Lanes | None = field(default=None)
     started: int = 0
 
 
@@ -64,6 +66,8 @@ class Executor:
         progress: told the number of each command before it runs, and the step of a graph, from 1, or 0.
         build: compiles a program's source and returns a descriptor and a size, for nodes that compile themselves;
             raises `CompileError`.
+        worker: runs launches of graphs beside their transfers, where the runtime can. The executor is called with its
+            lock held then, and calls `resume` when something is done.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class Executor:
         outlet: Outlet,
         progress: Callable[[int, int], None] | None = None,
         build: Callable[[m.Program, str], tuple[int, int]] | None = None,
+        worker: Worker | None = None,
     ) -> None:
         self._queue = queue
         self._runtime = runtime
@@ -82,6 +87,9 @@ class Executor:
         self._outlet = outlet
         self._progress = progress or (lambda number, step: None)
         self._build = build
+        self._worker = worker
+        self._lanes: Lanes | None = None
+        self._profiles: deque[m.Profile] = deque()
         self._ranges = Ranges(runtime)
         self._graphs = Graphs(runtime)
         self._tasks: deque[_Task] = deque()
@@ -110,7 +118,7 @@ class Executor:
             case m.Chunk() if self._graphs.keep(work, bulk or memoryview(b"")):
                 pass
             case m.Profile():
-                self._runtime.trace = switched(self._runtime.trace, work, self._reply)
+                self._profiles.append(work)
             case m.Graph():
                 self._graphs.add(work, bulk or memoryview(b""))
             case m.Replay():
@@ -123,8 +131,19 @@ class Executor:
                 self._tasks.extend([_Task(work, None)] if work.number else [])
             case _:
                 self._tasks.append(_Task(work, bulk))
+        self.resume()
+
+    @property
+    def computing(self) -> bool:
+        """Whether the worker runs launches."""
+        return self._lanes is not None and self._lanes.busy
+
+    def resume(self) -> None:
+        """Go on with what waits, because something came or the worker has done something."""
+        self._measure()
         self._advance()
-        if self._runtime.trace is not None:
+        self._measure()
+        if self._runtime.trace is not None and not self.computing:
             self._runtime.trace.settle()
 
     def read_now(self, number: int, buffer: int, nbytes: int) -> bytes | None:
@@ -156,7 +175,7 @@ class Executor:
 
     def _advance(self) -> None:
         while True:
-            if self._moves.download is not None and not self._moves.pump():
+            if self._lanes is None and self._moves.download is not None and not self._moves.pump():
                 break
             if not self._tasks or not self._step(self._tasks[0]):
                 break
@@ -349,18 +368,21 @@ class Executor:
     def _replay(self, work: m.Replay, task: _Task) -> bool:
         """Go on with a replay; whether it is over."""
         trace = self._runtime.trace
-        if trace is not None:
+        if trace is not None and not self.computing:
             trace.replaying(work.graph, work.number)
-        if task.halts is None:
+        if not task.started:
             task.started = now()
             self._begin()
-            graph = self._graphs.start(work)
-            task.halts = graph.replay(
-                self._ranges.place, self._ranges.frees, work.bindings, work.values, partial(self._progress, work.number)
-            )
         if self._error is None:
             try:
-                over = self._run_replay(work, task.halts)
+                if task.replay is None:
+                    task.replay = self._begin_replay(work)
+                if isinstance(task.replay, Lanes):
+                    if trace is not None and self._moves.beside is None:
+                        self._moves.beside = trace.beside(work.graph, work.number)
+                    over = task.replay.go_on(self._graphs.failure(work))
+                else:
+                    over = self._run_replay(work, task.replay)
             except ReplayFailure as failure:
                 details: dict[str, object] = {"operation": "replay", "graph": work.graph, "step": failure.step}
                 if failure.program is not None:
@@ -374,12 +396,34 @@ class Executor:
         if trace is not None:
             trace.replaying(0, 0)
             trace.replayed(task.started, work.graph, work.number)
-        self._moves.upload = None
+        self._lanes = self._moves.upload = self._moves.download = None
+        self._end_beside()
         unused = self._graphs.over(work)
         if unused:
             self._reply(m.Credit(self._queue, unused), None)
         self._done = work.number
         return True
+
+    def _begin_replay(self, work: m.Replay) -> Iterator[Halt] | Lanes:
+        graph = self._graphs.start(work)
+        values = self._ranges.place, self._ranges.frees, work.bindings, work.values
+        progress = partial(self._progress, work.number)
+        if self._worker is None or not graph.parallel:
+            return graph.replay(*values, progress)
+        self._lanes = graph.lanes(*values, progress, self._worker)
+        self._lanes.join(work, self._moves, self._graphs.take)
+        return self._lanes
+
+    def _measure(self) -> None:
+        """Begin or end timelines; not while the worker notes something in the present one."""
+        while self._profiles and not self.computing:
+            self._end_beside()
+            self._runtime.trace = switched(self._runtime.trace, self._profiles.popleft(), self._reply)
+
+    def _end_beside(self) -> None:
+        beside, self._moves.beside = self._moves.beside, None
+        if beside is not None:
+            beside.flush()
 
     def _run_replay(self, work: m.Replay, halts: Iterator[Halt]) -> bool:
         """Run until the end, or until bytes or credit have to come first; whether that was the end."""

@@ -7,6 +7,7 @@ which the server sees as a lost device.
 
 from __future__ import annotations
 
+import _thread
 import os
 import socket
 import struct
@@ -16,6 +17,7 @@ from wsgrad.devices import confine
 from wsgrad.devices.base import Outlet
 from wsgrad.devices.cpu import CpuRuntime
 from wsgrad.devices.executor import Executor
+from wsgrad.devices.lanes import Worker
 from wsgrad.devices.ring import DOWNLOAD_SLOTS, SLOTS, LentRing, Ring
 from wsgrad.errors import ProtocolError
 from wsgrad.transport import cbor, express
@@ -66,9 +68,13 @@ class Sender:
     """Writes messages to the socket. An answer waits for the one behind it, never for the next command's run.
 
     A read's data and its acknowledgement thus are one packet, which wakes the server once and not twice.
+
+    Attributes:
+        lock: whoever uses the queue holds it.
     """
 
     def __init__(self, sock: socket.socket) -> None:
+        self.lock = _thread.RLock()
         self._socket = sock
         self._held = b""
 
@@ -76,15 +82,17 @@ class Sender:
         packet = cbor.encode(m.message_array(message))
         if bulk is not None:
             packet += cbor.bytes_head(len(bulk)) + bulk
-        if len(self._held) + len(packet) > PACKET_BYTES:
-            self.flush()
-        self._held += packet
+        with self.lock:  # a timeline's spans come without it, from the thread that runs launches
+            if len(self._held) + len(packet) > PACKET_BYTES:
+                self.flush()
+            self._held += packet
 
     def flush(self) -> None:
         """Send what was held back."""
-        if self._held:
-            self._socket.send(self._held)
-            self._held = b""
+        with self.lock:
+            if self._held:
+                self._socket.send(self._held)
+                self._held = b""
 
 
 class Receiver:
@@ -161,16 +169,19 @@ def _serve(sock: socket.socket, ring_fd: int, native: Native, options: Mapping[s
     confine.prepare_node(
         keep=(sock.fileno(),), memory_bytes=None if memory is None else memory + _OWN_BYTES, required=required
     )
-    native.start_threads(threads)
-    confine.seal_node(required=required)
     send = Sender(sock)
+    # In each of its threads the codec asks for random bytes once, which a confined process may not.
+    worker = Worker(send.lock, failed=lambda: os._exit(EXIT_FAILED), prepare=lambda: cbor.decode(cbor.encode([])))
+    native.start_threads(threads)
+    worker.start()
+    confine.seal_node(required=required)
     runtime = CpuRuntime(native, memory_bytes=memory, threads=threads, step_address=ring.step_address)
 
     def progress(number: int, step: int) -> None:
         send.flush()
         ring.set_progress(number, True, step)
 
-    converse(sock, receiver, send, ring, attach.queue, runtime, progress=progress)
+    converse(sock, receiver, send, ring, attach.queue, runtime, progress=progress, worker=worker)
 
 
 def converse(
@@ -183,37 +194,45 @@ def converse(
     *,
     progress: Callable[[int, int], None],
     build: Callable[[m.Program, str], tuple[int, int]] | None = None,
+    worker: Worker | None = None,
 ) -> None:
     """Say that the device is open, and run what comes for its queue until it is closed or the server has gone.
 
     Args:
         progress: told of each command before it runs, and of the steps of graphs.
         build: as the executor takes it.
+        worker: the same; its lock is the sender's.
     """
-    executor = Executor(
-        queue, runtime, reply=send, outlet=RingOutlet(ring, queue, send), progress=progress, build=build
-    )
+    outlet = RingOutlet(ring, queue, send)
+    executor = Executor(queue, runtime, reply=send, outlet=outlet, progress=progress, build=build, worker=worker)
+
+    def rest() -> None:
+        send.flush()
+        if not executor.computing:
+            ring.set_progress(0, False)
+
+    def after() -> None:
+        executor.resume()
+        rest()
+
+    if worker is not None:
+        worker.after = after
 
     def answer(packet: bytes) -> bool:
         # A read of an idle queue: what is below takes three times as long (20 against 60 µs, measured).
         request = express.read_request(packet)
         if request is None or request.queue != queue or not 0 < request.nbytes <= express.MAX_DATA:
             return False
-        data = executor.read_now(request.number, request.buffer, request.nbytes)
-        if data is None:
-            return False
-        sock.send(express.answer(request.queue, request.number, request.number, data))
+        with send.lock:
+            data = executor.read_now(request.number, request.buffer, request.nbytes)
+            if data is None:
+                return False
+            sock.send(express.answer(request.queue, request.number, request.number, data))
         return True
 
     lent: dict[int, LentRing] = {}
-    send(m.Result(queue, 0, runtime.describe()), None)
-    while True:
-        send.flush()
-        ring.set_progress(0, False)
-        received = receiver.receive(answer)
-        if received is None:
-            return
-        message, bulk, fd = received
+
+    def take(message: m.Message, bulk: memoryview | None, fd: int | None) -> None:
         match message:
             case m.Slot():
                 number, slot = divmod(message.slot, SLOTS)
@@ -232,12 +251,20 @@ def converse(
                 lent.pop(message.ring).close()
             case m.Program() if fd is not None:
                 executor.handle(message, memoryview(os.pread(fd, os.fstat(fd).st_size, 0)))
-            case m.Close():
-                return
             case _:
                 raise ProtocolError(f"{type(message).__name__} is not for a local node")
-        if fd is not None:
-            os.close(fd)
+
+    send(m.Result(queue, 0, runtime.describe()), None)
+    while True:
+        with send.lock:
+            rest()
+        received = receiver.receive(answer)
+        if received is None or isinstance(received[0], m.Close):
+            return
+        with send.lock:
+            take(*received)
+        if received[2] is not None:
+            os.close(received[2])
 
 
 def _whole(value: object) -> int | None:

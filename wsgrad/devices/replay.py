@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from wsgrad.devices.lanes import Lanes
 from wsgrad.devices.trace import now
 from wsgrad.errors import LaunchError, ProtocolError, WsgradError
 from wsgrad.graph.native import Run
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from wsgrad.devices.base import Runtime
+    from wsgrad.devices.lanes import Worker
     from wsgrad.graph.part import Argument, PartStep, Size
 
     Place = tuple[int, int]
@@ -40,10 +43,12 @@ class Halt:
 
     Attributes:
         place: which transfer of the device it is, counted from 0.
+        position: which step of the device it is, counted from 1.
         sends: which way.
     """
 
     place: int
+    position: int
     sends: bool
     at: Place
     nbytes: int
@@ -69,6 +74,7 @@ class Graph:
 
     Attributes:
         transfers: how many steps send or receive.
+        parallel: whether it has launches that a runtime may run beside its transfers.
     """
 
     def __init__(self, data: bytes | memoryview, runtime: Runtime) -> None:
@@ -96,6 +102,8 @@ class Graph:
             entries = [*self._prepared.queue, *part.lanes[1], *part.lanes[2]]
             self._queue = sorted(entries, key=_number)
         self.transfers = len(part.lanes[1]) + len(part.lanes[2])
+        self.parallel = self._prepared is not None and bool(self.transfers and part.lanes[0])
+        self._durations: dict[int, int] = {}
         self._slots: list[Place] = []
         self._bound: tuple[int, dict[int, tuple[int, int]]] | None = None
 
@@ -120,39 +128,75 @@ class Graph:
             ReplayFailure: a step failed.
             WsgradError: a buffer or value does not fit; nothing was run.
         """
+        checked = self._fill_in(lookup, generation, bindings, values)
+        for position, entry, halt in self._places():
+            progress(position)
+            if halt is not None:
+                yield halt
+            else:
+                self._enter(checked, position, entry)
+
+    def lanes(
+        self,
+        lookup: Lookup,
+        generation: int,
+        bindings: Sequence[object],
+        values: Sequence[object],
+        progress: Callable[[int], None],
+        worker: Worker,
+    ) -> Lanes:
+        """The same for one whose launches go on in `worker` while there are transfers."""
+        checked = self._fill_in(lookup, generation, bindings, values)
+        places = list(self._places())
+        return Lanes(
+            worker,
+            entries=[(position, entry) for position, entry, halt in places if halt is None],
+            transfers=[(entry, halt) for _, entry, halt in places if halt is not None and not isinstance(entry, Run)],
+            lane_of={step.number: index for index, lane in enumerate(self._part.lanes) for step in lane},
+            durations=self._durations,
+            progress=progress,
+            run=partial(self._enter, checked),
+        )
+
+    def _fill_in(
+        self, lookup: Lookup, generation: int, bindings: Sequence[object], values: Sequence[object]
+    ) -> list[int]:
+        """Bind buffers and values for this run; the values, checked."""
         self._bind(lookup, generation, {number: (buffer, offset) for number, buffer, offset in _rows(bindings, 3)})
         checked = self._values(values)
-        prepared = self._prepared
-        if prepared is not None and checked:
-            prepared.patch(checked)
-        position = 1
-        transfer = 0
+        if self._prepared is not None and checked:
+            self._prepared.patch(checked)
+        return checked
+
+    def _places(self) -> Iterator[tuple[int, Run | PartStep, Halt | None]]:
+        """What to do, in the order of the steps' numbers: its first step's position, and how it halts if it does."""
+        position, transfer = 1, 0
         for entry in self._queue:
-            progress(position)
-            trace = self._runtime.trace
-            if trace is not None:
-                trace.step = position
-            if isinstance(entry, Run):
-                assert prepared is not None
-                failure = prepared.run(entry, position)
-                if failure is not None:
-                    raise ReplayFailure(entry.steps[failure.number - position].number, failure.error, failure.program)
-                position += len(entry.steps)
-                continue
-            match entry.op:
-                case SendOp(source):
-                    yield Halt(transfer, True, self._slots[source], self._part.slots[source].nbytes)
-                    transfer += 1
-                case ReceiveOp(target):
-                    yield Halt(transfer, False, self._slots[target], self._part.slots[target].nbytes)
-                    transfer += 1
-                case op:
-                    started = now()
-                    self._run(entry, checked, position)
-                    if trace is not None and not isinstance(op, LaunchOp):
-                        kind = SpanKind.COPY if isinstance(op, CopyOp) else SpanKind.FILL
-                        trace.add(kind, started, number=0, nbytes=self._part.slots[op.target].nbytes)
-            position += 1
+            halt = None
+            if not isinstance(entry, Run) and isinstance(entry.op, SendOp | ReceiveOp):
+                sends = isinstance(entry.op, SendOp)
+                slot = entry.op.source if isinstance(entry.op, SendOp) else entry.op.target
+                halt = Halt(transfer, position, sends, self._slots[slot], self._part.slots[slot].nbytes)
+                transfer += 1
+            yield position, entry, halt
+            position += len(entry.steps) if isinstance(entry, Run) else 1
+
+    def _enter(self, values: Sequence[int], position: int, entry: Run | PartStep) -> None:
+        """Run launches, or a step that is no transfer."""
+        trace = self._runtime.trace
+        if trace is not None:
+            trace.step = position
+        if isinstance(entry, Run):
+            assert self._prepared is not None
+            failure = self._prepared.run(entry, position)
+            if failure is not None:
+                raise ReplayFailure(entry.steps[failure.number - position].number, failure.error, failure.program)
+            return
+        started = now()
+        self._run(entry, values, position)
+        if trace is not None and isinstance(entry.op, CopyOp | FillOp):
+            kind = SpanKind.COPY if isinstance(entry.op, CopyOp) else SpanKind.FILL
+            trace.add(kind, started, number=0, nbytes=self._part.slots[entry.op.target].nbytes)
 
     def close(self) -> None:
         """Forget everything."""

@@ -54,6 +54,12 @@ class DeviceTrace:
         self._began = self._sent_at = now()
         self._set(0)
 
+    def beside(self, graph: int, number: int) -> DeviceTrace:
+        """Another one, for what goes on beside this replay's launches; it is flushed before this one's last."""
+        other = DeviceTrace(self._queue, self.trace, self._reply)
+        other.replaying(graph, number)
+        return other
+
     def replaying(self, graph: int, number: int) -> None:
         """From now on what is measured belongs to this replay; 0 and 0: it is a command of its own again."""
         self._graph, self._number = graph, number

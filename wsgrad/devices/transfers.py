@@ -27,6 +27,8 @@ class Upload:
     """Where they go; None if they are thrown away behind an error."""
     nbytes: int
     received: int = 0
+    step: int = 0
+    """Which step of a graph it is, counted from 1."""
 
 
 @dataclass(slots=True)
@@ -39,6 +41,7 @@ class Download:
     offset: int
     nbytes: int
     sent: int = 0
+    step: int = 0
 
 
 class Transfers:
@@ -70,11 +73,6 @@ class Transfers:
         self._outlet = outlet
         self._ended = ended
 
-    @property
-    def trace(self) -> DeviceTrace | None:
-        """What measures them."""
-        return self.beside or self._runtime.trace
-
     def chunk(self, work: Chunk, data: memoryview) -> None:
         """Take a chunk of an upload.
 
@@ -95,8 +93,7 @@ class Transfers:
             memory, offset = upload.target
             started = now()
             self._runtime.write(memory, offset + work.offset, data)
-            if self.trace is not None:
-                self.trace.add(SpanKind.UPLOAD, started, number=upload.number, nbytes=data.nbytes)
+            self._note(SpanKind.UPLOAD, started, upload, data.nbytes)
         upload.received += data.nbytes
         self._reply(Credit(self._queue, 1), None)
         if upload.received == upload.nbytes:
@@ -118,8 +115,7 @@ class Transfers:
             nbytes = min(place.nbytes, download.nbytes - download.sent)
             started = now()
             self._runtime.read_into(download.memory, download.offset + download.sent, place[:nbytes])
-            if self.trace is not None:
-                self.trace.add(SpanKind.DOWNLOAD, started, number=download.number, nbytes=nbytes)
+            self._note(SpanKind.DOWNLOAD, started, download, nbytes)
             self._outlet.send(download.transfer, download.sent, nbytes)
             download.sent += nbytes
         self.end_download()
@@ -134,3 +130,10 @@ class Transfers:
     def _end_upload(self, upload: Upload) -> None:
         self.upload = None
         self._ended(upload.number)
+
+    def _note(self, kind: SpanKind, started: int, moved: Upload | Download, nbytes: int) -> None:
+        trace = self.beside or self._runtime.trace
+        if trace is not None:
+            if self.beside is not None:
+                trace.step = moved.step
+            trace.add(kind, started, number=moved.number, nbytes=nbytes)
