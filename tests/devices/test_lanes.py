@@ -6,7 +6,7 @@ import pytest
 from device_rigs import BesideRig
 from test_replay import CPU, OTHER, failures, replay, send_graph, whole
 
-from wsgrad.devices import lanes
+from wsgrad.devices import replay as replays
 from wsgrad.devices.ring import SLOT_BYTES
 from wsgrad.graph.items import Launch, Range, Transfer
 from wsgrad.graph.recording import Recording
@@ -149,8 +149,8 @@ def test_launches_that_were_brief_are_run_at_once(toolbox, loop, monkeypatch):
     give = rig.worker.give
     monkeypatch.setattr(rig.worker, "give", lambda work: (given.append(work), give(work)))
     prepare(rig, SPIN, argument=1)
-    for brief, count in ((10**12, 1), (10**12, 1), (-1, 2), (10**12, 2)):
-        monkeypatch.setattr(lanes, "BRIEF_NANOSECONDS", brief)
+    for brief, count in ((10**12, 1), (-1, 1), (10**12, 2), (10**12, 2)):
+        monkeypatch.setattr(replays, "_BRIEF_NANOSECONDS", brief)
         replay(rig, 1, transfer=100)
         rig.send_chunk(101, 0, b"\1\0\0\0")
         assert rig.receive_chunk()[0] == 100

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import _thread
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from wsgrad.devices.trace import now
 from wsgrad.devices.transfers import Download, Transfers, Upload
 from wsgrad.errors import WsgradError, error_from_wire
 from wsgrad.graph.native import Run
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
     from wsgrad.transport.messages import Chunk, Fail, Replay
 
     Take = Callable[[int], tuple[Chunk, memoryview] | None]
-
-BRIEF_NANOSECONDS: Final = 100_000
-"""Launches that took no longer the last time are run at once: to give them to the other thread takes about as long."""
 
 
 class Worker:
@@ -104,7 +100,7 @@ class Lanes:
         entries: Sequence[tuple[int, Run | PartStep]],
         transfers: Sequence[tuple[PartStep, Halt]],
         lane_of: dict[int, int],
-        durations: dict[int, int],
+        brief: Callable[[int], bool],
         progress: Callable[[int], None],
         run: Callable[[int, Run | PartStep], None],
     ) -> None:
@@ -115,7 +111,7 @@ class Lanes:
             entries: of the compute lane in their order, with the position of each one's first step.
             transfers: all of them by their numbers.
             lane_of: which lane each step is in.
-            durations: nanoseconds that entries took the last time, by their positions; noted here.
+            brief: whether what begins at a position is so short that it is run at once.
             progress: told the position of what runs next.
             run: runs an entry; raises what went wrong.
         """
@@ -125,7 +121,7 @@ class Lanes:
         self._entries = deque(entries)
         self._transfers = tuple(deque(one for one in transfers if one[1].sends is sends) for sends in (True, False))
         self._lane_of = lane_of
-        self._durations = durations
+        self._brief = brief
         self._progress = progress
         self._run = run
         self._over = [0, 0, 0]
@@ -194,11 +190,11 @@ class Lanes:
         if not self._may(entry.steps[0] if isinstance(entry, Run) else entry):
             return False
         self._progress(position)
-        if self._durations.get(position, BRIEF_NANOSECONDS + 1) > BRIEF_NANOSECONDS:
+        if self._brief(position):
+            self._compute()()
+        else:
             self.busy = True
             self._worker.give(self._compute)
-        else:
-            self._compute()()
         return True
 
     def _next(self, *, sends: bool) -> Halt | None:
@@ -219,12 +215,11 @@ class Lanes:
 
     def _compute(self) -> Callable[[], object]:
         position, entry = self._entries[0]
-        started, error = now(), None
+        error: Exception | None = None
         try:
             self._run(position, entry)
         except Exception as exc:
             error = exc
-        self._durations[position] = now() - started
 
         def done() -> None:
             self.busy = False

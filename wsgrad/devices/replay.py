@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 MAX_NBYTES: Final = 1 << 26
 _MAX_ITEMS: Final = 1 << 26
+_BRIEF_NANOSECONDS: Final = 100_000
+"""Launches that took no longer the last time are run at once: to give them to another thread takes about as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,6 @@ class Graph:
 
     Attributes:
         transfers: how many steps send or receive.
-        parallel: whether it has launches that a runtime may run beside its transfers.
     """
 
     def __init__(self, data: bytes | memoryview, runtime: Runtime) -> None:
@@ -102,8 +103,8 @@ class Graph:
             entries = [*self._prepared.queue, *part.lanes[1], *part.lanes[2]]
             self._queue = sorted(entries, key=_number)
         self.transfers = len(part.lanes[1]) + len(part.lanes[2])
-        self.parallel = self._prepared is not None and bool(self.transfers and part.lanes[0])
-        self._durations: dict[int, int] = {}
+        self._places = list(_places(self._queue))
+        self._lengthy = {position for position, _, transfer in self._places if transfer is None and self.transfers}
         self._slots: list[Place] = []
         self._bound: tuple[int, dict[int, tuple[int, int]]] | None = None
 
@@ -129,10 +130,10 @@ class Graph:
             WsgradError: a buffer or value does not fit; nothing was run.
         """
         checked = self._fill_in(lookup, generation, bindings, values)
-        for position, entry, halt in self._places():
+        for position, entry, transfer in self._places:
             progress(position)
-            if halt is not None:
-                yield halt
+            if transfer is not None:
+                yield self._halt(position, transfer)
             else:
                 self._enter(checked, position, entry)
 
@@ -147,16 +148,24 @@ class Graph:
     ) -> Lanes:
         """The same for one whose launches go on in `worker` while there are transfers."""
         checked = self._fill_in(lookup, generation, bindings, values)
-        places = list(self._places())
         return Lanes(
             worker,
-            entries=[(position, entry) for position, entry, halt in places if halt is None],
-            transfers=[(entry, halt) for _, entry, halt in places if halt is not None and not isinstance(entry, Run)],
+            entries=[(position, entry) for position, entry, transfer in self._places if transfer is None],
+            transfers=[
+                (entry, self._halt(position, transfer))
+                for position, entry, transfer in self._places
+                if transfer is not None and not isinstance(entry, Run)
+            ],
             lane_of={step.number: index for index, lane in enumerate(self._part.lanes) for step in lane},
-            durations=self._durations,
+            brief=lambda position: position not in self._lengthy,
             progress=progress,
             run=partial(self._enter, checked),
         )
+
+    @property
+    def parallel(self) -> bool:
+        """Whether launches should run beside its transfers: some that may be long, or have never run."""
+        return self._prepared is not None and bool(self._lengthy)
 
     def _fill_in(
         self, lookup: Lookup, generation: int, bindings: Sequence[object], values: Sequence[object]
@@ -168,35 +177,30 @@ class Graph:
             self._prepared.patch(checked)
         return checked
 
-    def _places(self) -> Iterator[tuple[int, Run | PartStep, Halt | None]]:
-        """What to do, in the order of the steps' numbers: its first step's position, and how it halts if it does."""
-        position, transfer = 1, 0
-        for entry in self._queue:
-            halt = None
-            if not isinstance(entry, Run) and isinstance(entry.op, SendOp | ReceiveOp):
-                sends = isinstance(entry.op, SendOp)
-                slot = entry.op.source if isinstance(entry.op, SendOp) else entry.op.target
-                halt = Halt(transfer, position, sends, self._slots[slot], self._part.slots[slot].nbytes)
-                transfer += 1
-            yield position, entry, halt
-            position += len(entry.steps) if isinstance(entry, Run) else 1
+    def _halt(self, position: int, transfer: tuple[int, bool, int]) -> Halt:
+        place, sends, slot = transfer
+        return Halt(place, position, sends, self._slots[slot], self._part.slots[slot].nbytes)
 
     def _enter(self, values: Sequence[int], position: int, entry: Run | PartStep) -> None:
         """Run launches, or a step that is no transfer."""
         trace = self._runtime.trace
         if trace is not None:
             trace.step = position
+        started = now()
         if isinstance(entry, Run):
             assert self._prepared is not None
             failure = self._prepared.run(entry, position)
             if failure is not None:
                 raise ReplayFailure(entry.steps[failure.number - position].number, failure.error, failure.program)
-            return
-        started = now()
-        self._run(entry, values, position)
-        if trace is not None and isinstance(entry.op, CopyOp | FillOp):
-            kind = SpanKind.COPY if isinstance(entry.op, CopyOp) else SpanKind.FILL
-            trace.add(kind, started, number=0, nbytes=self._part.slots[entry.op.target].nbytes)
+        else:
+            self._run(entry, values, position)
+            if trace is not None and isinstance(entry.op, CopyOp | FillOp):
+                kind = SpanKind.COPY if isinstance(entry.op, CopyOp) else SpanKind.FILL
+                trace.add(kind, started, number=0, nbytes=self._part.slots[entry.op.target].nbytes)
+        if now() - started <= _BRIEF_NANOSECONDS:
+            self._lengthy.discard(position)
+        elif self.transfers:
+            self._lengthy.add(position)
 
     def close(self) -> None:
         """Forget everything."""
@@ -266,6 +270,22 @@ class Graph:
 
 def _whole(size: Size, values: Sequence[int]) -> int:
     return size.scale * values[size.var] + size.offset if isinstance(size, Linear) else size
+
+
+def _places(queue: Sequence[Run | PartStep]) -> Iterator[tuple[int, Run | PartStep, tuple[int, bool, int] | None]]:
+    """With each entry the position of its first step and, if it is one, which transfer it is, its way and its slot."""
+    position, place = 1, 0
+    for entry in queue:
+        transfer = None
+        if not isinstance(entry, Run):
+            match entry.op:
+                case SendOp(slot):
+                    transfer = place, True, slot
+                case ReceiveOp(slot):
+                    transfer = place, False, slot
+        yield position, entry, transfer
+        place += transfer is not None
+        position += len(entry.steps) if isinstance(entry, Run) else 1
 
 
 def _number(entry: Run | PartStep) -> int:
