@@ -133,6 +133,8 @@ class Graph:
         for position, entry, transfer in self._places:
             progress(position)
             if transfer is not None:
+                if self._runtime.trace is not None:
+                    self._runtime.trace.step = position
                 yield self._halt(position, transfer)
             else:
                 self._enter(checked, position, entry)
