@@ -33,6 +33,8 @@ _ROWS_KEPT: Final = 1024
 _MAX_NAMES: Final = 1 << 16
 _MAX_CALLERS: Final = 1 << 12
 _MAX_GRAPHS: Final = 1 << 10
+_CALL: Final = int(SpanKind.CALL)
+_pack: Final = RECORD.pack
 now = time.monotonic_ns
 
 
@@ -41,21 +43,22 @@ class Callers:
 
     Attributes:
         names: by number.
+        numbers: of those that are known, by what tells them apart.
     """
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        self._numbers: dict[int, int] = {}
+        self.numbers: dict[object, int] = {}
         self._adding = threading.Lock()
 
     def number(self, key: object) -> int:
-        """The number of the caller that is known by this key."""
-        known = key if isinstance(key, int) else id(key)
-        number = self._numbers.get(known)
+        """The number of a caller; the last ones of very many share one."""
+        number = self.numbers.get(key)
         if number is None:
             with self._adding:
-                number = self._numbers[known] = min(len(self.names), _MAX_CALLERS)
+                number = len(self.names)
                 if number < _MAX_CALLERS:
+                    self.numbers[key] = number
                     self.names.append(str(getattr(key, "name", "") or threading.current_thread().name))
         return number
 
@@ -91,6 +94,8 @@ class SessionTrace:
         self._after = Alignment(self._ask)
         self._aligned_at = [0, 0]
         self._own: dict[str, int] = {"?": 0}
+        self._launches: dict[str, int] = {}
+        self._caller = server._caller
         self._rows: deque[bytes] = deque()
         self._spooling = threading.Lock()
         self._spool = tempfile.TemporaryFile(prefix="wsgrad-trace-")  # noqa: SIM115  (closed by `close`)
@@ -207,9 +212,20 @@ class SessionTrace:
         return Call(self)
 
     def launched(self, program: str, start: int) -> None:
-        """A launch was issued."""
-        if self.recording:
-            self.add(SpanKind.CALL, f"launch {program}", start, now(), caller=self.caller())
+        """A launch was issued. There may be hundreds of thousands a second: what they share is looked up at once."""
+        if not self.recording:
+            return
+        number = self._launches.get(program)
+        caller = self.callers.numbers.get(self._caller())
+        if number is None or caller is None:
+            name = f"launch {program}"
+            self.add(SpanKind.CALL, name, start, now(), caller=self.caller())
+            self._launches[program] = self._own.get(name, 0)
+            return
+        rows = self._rows
+        rows.append(_pack(_CALL, 0, number, caller, 0, 0, 0, 0, start, now(), 0))
+        if len(rows) >= _ROWS_KEPT:
+            self._save()
 
     def add(self, kind: SpanKind, name: str, start: int, end: int, *, caller: int = 0, nbytes: int = 0) -> None:
         """Note a span. May be called from any thread."""
@@ -222,7 +238,7 @@ class SessionTrace:
 
     def caller(self) -> int:
         """The number of the thread or task that calls."""
-        return self.callers.number(self.server._caller())
+        return self.callers.number(self._caller())
 
     def flushed(self, start: int) -> None:
         """What was issued has been put into messages."""
