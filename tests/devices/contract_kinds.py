@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import wsgrad
+from wsgrad.devices.tinygrad.listing import list_wrapped
 from wsgrad.devices.webgpu.listing import list_adapters
 from wsgrad.errors import DeviceError
 
@@ -39,6 +40,10 @@ class Dialect:
         """One call for each index below n."""
         raise NotImplementedError
 
+    def all_of(self, n: int) -> tuple[tuple[object, ...], dict[str, int]]:
+        """What a launch for each index below n, a multiple of 64, gives beside the other arguments."""
+        return (n,), {"grid": n // 64}
+
 
 class C(Dialect):
     name = "c"
@@ -55,6 +60,34 @@ class C(Dialect):
 
     def launch(self, program, *arguments, n):
         program(*arguments, wsgrad.INDEX, grid=n)
+
+    def all_of(self, n):
+        return (wsgrad.INDEX,), {"grid": n}
+
+
+def _kernel(name: str, parameters: str, body: str) -> str:
+    head = f"__kernel void {name}({parameters}, uint n)"
+    return f"{head} {{ size_t i = get_global_id(0); if (i < n) {{ {body} }} }}"
+
+
+class OpenClC(Dialect):
+    name = "opencl-c"
+    sources = {  # noqa: RUF012
+        "axpy": _kernel("axpy", "__global float *y, __global const float *x, float k", "y[i] += k * x[i];"),
+        "add": _kernel("add", "__global int *x, int by", "x[i] += by;"),
+        "shift": _kernel("shift", "__global uint *y, __global const uint *x", "y[i] = x[i];"),
+        "both": _kernel("both", "__global int *a, __global int *b", "a[i] = i; b[i] = -(int)i;"),
+        "bad": "__kernel void bad(__global float *x, uint n) {\n    x[0] = y;\n}",
+        "slow": _kernel("slow", "__global volatile float *x", "for (;;) x[i] += 1;"),
+    }
+    written = C.written
+    error_place = r"2:\d+"
+
+    def launch(self, program, *arguments, n):
+        program(*arguments, n, grid=(n + 63) // 64, block=64)
+
+    def all_of(self, n):
+        return (n,), {"grid": n // 64, "block": 64}
 
 
 def _wgsl(name: str, bindings: str, body: str) -> str:
@@ -150,6 +183,28 @@ def _webgpu(*arguments: str) -> Iterator[Offer]:
 
 
 @contextmanager
+def _tinygrad(name: str, dialect: Dialect, *arguments: str) -> Iterator[Offer]:
+    try:
+        list_wrapped(name)
+    except DeviceError as error:
+        _missing("WSGRAD_REQUIRE_TINYGRAD", str(error))
+    with _server("--device", f"tinygrad:{name}:0", *arguments) as ready:
+        yield Offer(str(ready["url"]), "tinygrad", dialect)
+
+
+@contextmanager
+def _tinygrad_cpu(*arguments: str) -> Iterator[Offer]:
+    with _tinygrad("CPU", C(), *arguments) as offer:
+        yield offer
+
+
+@contextmanager
+def _tinygrad_cl(*arguments: str) -> Iterator[Offer]:
+    with _tinygrad("CL", OpenClC(), *arguments) as offer:
+        yield offer
+
+
+@contextmanager
 def _tab(browser: str, *arguments: str) -> Iterator[Offer]:
     # Last in the path: these directories have a conftest of their own.
     sys.path += [str(_TESTS / name) for name in ("browser", "server") if str(_TESTS / name) not in sys.path]
@@ -188,5 +243,9 @@ KINDS: dict[str, Callable[..., object]] = {
     "webgpu": _webgpu,
     "chromium": _chromium,
     "firefox": _firefox,
+    "tinygrad-cpu": _tinygrad_cpu,
+    "tinygrad-cl": _tinygrad_cl,
 }
-WGSL_KINDS = [kind for kind in KINDS if kind != "cpu"]
+LAUNCH_SECONDS = {"tinygrad-cl": 10}
+"""Where the driver compiles within a launch, a limit that leaves room for that."""
+WGSL_KINDS = ["webgpu", "chromium", "firefox"]

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from contract_kinds import KINDS, WGSL_KINDS
+from contract_kinds import KINDS, LAUNCH_SECONDS, WGSL_KINDS
 
 import wsgrad
 
@@ -131,9 +131,8 @@ def test_thousands_of_launches_run_in_their_order(device, dialect):
 def test_a_timed_launch_takes_time_and_does_its_work(device, dialect):
     x = device.zeros(64, np.int32)
     add = dialect.program(device, "add")
-    last = (wsgrad.INDEX,) if dialect.name == "c" else (64,)
-    grid = 64 if dialect.name == "c" else 1
-    seconds = [add.timed(x, 1, *last, grid=grid) for _ in range(3)]
+    last, sizes = dialect.all_of(64)
+    seconds = [add.timed(x, 1, *last, **sizes) for _ in range(3)]
     assert all(0 <= second < 10 for second in seconds)
     assert np.array_equal(x.numpy(), np.full(64, 3, np.int32))
 
@@ -186,7 +185,7 @@ def test_an_empty_argument_is_one(device, dialect):
     for empty in (device.empty(0), x[4:4]):
         dialect.launch(axpy, x[:4], x[4:], 1.0, n=4)
         assert empty.numpy().size == 0
-        if dialect.name == "wgsl":  # in C there is nothing to read for any index
+        if dialect.name == "wgsl":  # elsewhere nothing keeps a program from reading what isn't there
             dialect.launch(axpy, empty, empty, 1.0, n=1)
     assert np.array_equal(x.numpy(), [3, 3, 3, 3, 1, 1, 1, 1])
 
@@ -252,7 +251,8 @@ def test_a_graph_runs_with_other_buffers_and_values(device, dialect):
         if dialect.name == "c":
             add(x, by * 2 + 1, wsgrad.INDEX, grid=n * 64)
         else:
-            add(x, by * 2 + 1, n * 64, grid=n)
+            block = {"block": 64} if dialect.name == "opencl-c" else {}
+            add(x, by * 2 + 1, n * 64, grid=n, **block)
         dialect.launch(add, x, 1, n=256)
     expected = np.zeros((2, 256), np.int32)
     for round_ in range(1, 9):
@@ -296,7 +296,10 @@ def test_a_graph_with_a_program_that_does_not_compile_fails_and_the_device_goes_
 
 @pytest.mark.parametrize("kind_name", list(KINDS))
 def test_a_launch_over_its_time_loses_the_device_by_name_and_reopening_helps(kind_name):
-    with KINDS[kind_name]("--launch-seconds", "2") as offer, offer.connected() as device:
+    with (
+        KINDS[kind_name]("--launch-seconds", str(LAUNCH_SECONDS.get(kind_name, 2))) as offer,
+        offer.connected() as device,
+    ):
         dialect = offer.dialect
         x, y = device.zeros(1 << 16), device.zeros(1 << 16)
         axpy, slow = dialect.program(device, "axpy"), dialect.program(device, "slow")

@@ -1,7 +1,7 @@
 """What a dialect makes of a launch's arguments: their letters, and what its source says of them; sends nothing.
 
-In C every scalar has the letter of its own type. WGSL says in its source what each binding is, so a number takes the
-type declared there, and a scalar with fields, or of 16 bits, becomes a small buffer.
+In C every scalar has the letter of its own type. A kernel's source and WGSL's say what each argument is, so a number
+takes the type declared there; in WGSL a scalar with fields, or of 16 bits, becomes a small buffer.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from wsgrad.client.buffer import BaseBuffer
-from wsgrad.client.signature import INDEX, guess_c_signature, letter_of
+from wsgrad.client.signature import INDEX, MAX_ARGUMENTS, guess_c_signature, letter_of
 from wsgrad.errors import CompileError
 from wsgrad.graph.items import Affine, Var
+from wsgrad.graph.kernel import KERNEL_DIALECTS, parse_parameters
 from wsgrad.graph.wgsl import parse_module
 
 if TYPE_CHECKING:
@@ -33,10 +34,12 @@ class Arguments:
     Attributes:
         writes: positions of what the source says is written; None where it does not say.
         dimensions: how many a grid may have.
+        blocks: whether a launch says how large a work-group is.
     """
 
     writes: list[int] | None = None
     dimensions: int = 1
+    blocks: bool = False
 
     def __init__(self, source: str, entry: str) -> None:
         self._source = source
@@ -63,6 +66,40 @@ class Arguments:
     def dressed(self, arguments: tuple[object, ...], struct: Callable[[bytes], BaseBuffer]) -> tuple[object, ...]:
         """The arguments with a buffer, which `struct` makes, in place of what can't travel as a number."""
         return arguments
+
+
+class KernelArguments(Arguments):
+    """The arguments of a kernel in OpenCL C, CUDA C, HIP or Metal: its parameters in order, which convert nothing."""
+
+    dimensions = 3
+    blocks = True
+
+    def __init__(self, source: str, entry: str) -> None:
+        super().__init__(source, entry)
+        self._parameters = parse_parameters(source, entry)
+
+    def guess(self) -> str | None:
+        if self._parameters is None:
+            return None
+        letters = [None if parameter is None else parameter.letter for parameter in self._parameters]
+        return None if None in letters or len(letters) > MAX_ARGUMENTS else "".join(filter(None, letters))
+
+    def letter(self, position: int, argument: object) -> str:
+        if argument is INDEX:
+            raise ValueError("is INDEX; a kernel asks for its own index")
+        letter = super().letter(position, argument)
+        if self._parameters is None:
+            return letter
+        if position >= len(self._parameters):
+            raise ValueError(f"is one too many: {self._entry} has {len(self._parameters)} parameters")
+        parameter = self._parameters[position]
+        if parameter is None:
+            raise ValueError("stands for a parameter whose type can't be given: only pointers and plain numbers can")
+        if (letter == "p") is not (parameter.letter == "p"):
+            raise ValueError(f"is {argument!r:.40}, but the parameter is {'a' if letter != 'p' else 'no'} pointer")
+        if letter in "fd" and parameter.letter not in "fd":
+            raise ValueError(f"is {argument!r:.40}, but the parameter is an integer")
+        return parameter.letter
 
 
 class WgslArguments(Arguments):
@@ -142,4 +179,6 @@ class WgslArguments(Arguments):
 
 def arguments_of(dialect: str, source: str, entry: str) -> Arguments:
     """What a dialect makes of a source's arguments."""
+    if dialect in KERNEL_DIALECTS:
+        return KernelArguments(source, entry)
     return WgslArguments(source, entry) if dialect == "wgsl" else Arguments(source, entry)

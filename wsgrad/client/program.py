@@ -149,9 +149,9 @@ class BaseProgram:
             arguments: buffers and scalars in the function's order; a Python int is an int32 and a float a float32,
                 NumPy's scalars keep their type. `INDEX` stands where each call of a grid gets its index. In WGSL a
                 number takes the type of its `var<uniform>`, and a structured one a NumPy scalar with its fields.
-            grid: how many calls, spread over threads; one call without an index if left out. In WGSL one to three
-                numbers of workgroups, 1 if left out.
-            block: the size of a work-group, in dialects that have them.
+            grid: how many calls, spread over threads; one call without an index if left out. In WGSL and for kernels
+                one to three numbers of work-groups, 1 if left out.
+            block: the size of a work-group in one to three dimensions, for kernels; 1 if left out.
             constants: values of the WGSL source's `override`s; each set of them is compiled once.
 
         Raises:
@@ -207,13 +207,13 @@ class BaseProgram:
         queue = self._current_queue()
         dressed = self._dressed(queue, arguments)
         signature = self._signature(dressed)
-        sizes = self._grid(signature, grid, block)
+        sizes, block_sizes = self._grid(signature, grid), self._block(block)
         values = self._values(signature, dressed)
         variant = self._variant(queue, signature, constants)
         if sizes is not None and 0 in sizes:
             return
-        if sizes is not None and len(sizes) > 1:
-            launch = Launch(variant.handle.id, sizes, None, values, False)
+        if block_sizes is not None or (sizes is not None and len(sizes) > 1):
+            launch = Launch(variant.handle.id, sizes, block_sizes, values, False)
             queue.command(launch, nbytes=64 + 9 * len(values), line=self._device._line())
             return
         types = tuple(map(type, dressed))
@@ -233,12 +233,12 @@ class BaseProgram:
         queue = self._current_queue()
         dressed = self._dressed(queue, arguments)
         signature = self._signature(dressed)
-        sizes = self._grid(signature, grid, block)
+        sizes, block_sizes = self._grid(signature, grid), self._block(block)
         values = self._values(signature, dressed)
         variant = self._variant(queue, signature, constants)
         if sizes is not None and 0 in sizes:
             return settled(0.0)
-        launch = Launch(variant.handle.id, sizes, None, values, True)
+        launch = Launch(variant.handle.id, sizes, block_sizes, values, True)
         return queue.timed_launch(launch, line=self._device._line())
 
     def _start_ready(self) -> Wait[None]:
@@ -358,9 +358,21 @@ class BaseProgram:
                 raise self._error(f"argument {position} {exc}") from None
         return "".join(letters)
 
-    def _grid(self, signature: str, grid: object, block: object) -> list[int] | None:
-        if block is not None:
+    def _block(self, block: object) -> list[int] | None:
+        if block is None:
+            return None
+        if not self._arguments.blocks:
             raise self._error(f"block= has no meaning in the dialect {self._dialect!r}")
+        sizes = []
+        for size in tuple(block) if isinstance(block, Sequence) else (block,):
+            if not isinstance(size, int | np.integer) or not 1 <= size <= _MAX_GRID:
+                raise self._error(f"block={block!r:.80} is not made of numbers of at least 1")
+            sizes.append(int(size))
+        if not 1 <= len(sizes) <= self._arguments.dimensions:
+            raise self._error(f"block={block!r:.80} has not one to {self._arguments.dimensions} dimensions")
+        return sizes
+
+    def _grid(self, signature: str, grid: object) -> list[int] | None:
         if grid is None:
             if "x" in signature:
                 raise self._error(f"argument {signature.index('x')} is INDEX, which needs grid=")

@@ -130,7 +130,7 @@ class Recorder:
         plain = tuple(_stand_in(argument) for argument in arguments)
         signature = program._signature(plain)
         sizes = _sizes_of(grid)
-        counts = program._grid(signature, _plain_sizes(sizes), block)
+        counts, block_sizes = program._grid(signature, _plain_sizes(sizes)), program._block(block)
         program._values(signature, plain)
         variant = program._variant(queue, signature, constants)
         if counts is not None and 0 in counts:
@@ -164,6 +164,7 @@ class Recorder:
             signature,
             tuple(given),
             grid=dims,
+            block=None if block_sizes is None else tuple(block_sizes),
             alias=program._alias,
             name=program._name,
         )

@@ -141,6 +141,14 @@ class Runtime(ABC):
         """Free everything."""
 
 
+class DriverRuntime(Runtime):
+    """A runtime that runs ahead of its device, in a process of its own."""
+
+    @abstractmethod
+    def progress(self, number: int, step: int) -> None:
+        """The executor works on this command, and this step of a graph."""
+
+
 class Prepared(ABC):
     """A graph's launches as a runtime keeps them.
 

@@ -60,12 +60,16 @@ def prepare_node(*, keep: Collection[int], memory_bytes: int | None, required: b
         _step(linux.landlock, required=required)
 
 
-def confine_driver(*, keep: Collection[int]) -> None:
+def confine_driver(*, keep: Collection[int], scratch: str | None = None) -> None:
     """Confine a process that will load a graphics driver, as far as those bear it and this system can.
 
     It can start no program, reach no TCP port where Landlock knows them, write to no file but the devices of graphics
     cards, and read only what the system's drivers, this Python and this package consist of. Threads that are started
     later are under the same rules. Other system calls are not filtered, and a driver's devices are open to it.
+
+    Args:
+        keep: descriptors that stay open.
+        scratch: a directory to write to, for drivers that compile with programs: they may start the system's.
     """
     _close_all_but(keep)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -76,7 +80,10 @@ def confine_driver(*, keep: Collection[int]) -> None:
         own = {*sys.path, sys.prefix, sys.base_prefix, package}
         readable = [path for path in (*_DRIVER_FILES, *sorted(own)) if path and os.path.exists(path)]
         devices = [path for pattern in _DRIVER_DEVICES for path in glob.glob(pattern)]
-        linux.landlock(readable=readable, writable=devices)
+        if scratch is None:
+            linux.landlock(readable=readable, writable=devices)
+        else:
+            linux.landlock(executable=readable, writable=[*devices, scratch])
 
 
 def seal_node(*, required: bool = True) -> None:

@@ -13,6 +13,7 @@ from wsgrad.devices.base import LaunchFailure, Prepared, ProgramSpec, Runtime
 from wsgrad.devices.compiler import CALL
 from wsgrad.devices.memory import ALIGNMENT, Memory
 from wsgrad.devices.native import Native, Stop
+from wsgrad.devices.overlap import both_written
 from wsgrad.errors import CompileError, DeviceError, LaunchError, WsgradError
 from wsgrad.graph.native import PATCH, native_words
 
@@ -266,7 +267,7 @@ class CpuRuntime(Runtime):
                 if k in written:
                     for w in shared:
                         if not (spec.alias and ranges[w][1:] == ranges[k][1:]):
-                            return _both_written(spec.name, *sorted((k, w)), alias=spec.alias)
+                            return both_written(spec.name, *sorted((k, w)), alias=spec.alias)
                 elif shared:
                     copy = self._memory.allocate(nbytes)
                     temporary = table.count + len(copies)
@@ -324,17 +325,6 @@ class _CpuGraph(Prepared):
 
 def _share(a: tuple[int, int, int], b: tuple[int, int, int]) -> bool:
     return a[2] > 0 and b[2] > 0 and a[1] < b[1] + b[2] and b[1] < a[1] + a[2]
-
-
-def _both_written(name: str, first: int, second: int, *, alias: bool) -> LaunchError:
-    hint = (
-        "give the same range twice" if alias else "or declare the program with alias=True and give the same range twice"
-    )
-    return LaunchError(
-        f"arguments {first} and {second} of {name!r} are both written and share bytes; "
-        f"name what is written with writes=, {hint}",
-        details={"arguments": [first, second]},
-    )
 
 
 def _pack_argument(name: str, index: int, letter: str, value: object) -> bytes:

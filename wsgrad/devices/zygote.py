@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _PACKET_BYTES: Final = 1 << 16
 _MAX_FDS: Final = 2
-_DRIVERS: Final = {"webgpu": "wsgrad.devices.webgpu.node"}
+_DRIVERS: Final = {"webgpu": "wsgrad.devices.webgpu.node", "tinygrad": "wsgrad.devices.tinygrad.node"}
 _DRIVER_VARIABLES: Final = {"MESA_SHADER_CACHE_DISABLE": "true", "__GL_SHADER_DISK_CACHE": "0"}
 """Caches of drivers are files, which their processes can't write."""
 
@@ -94,9 +94,9 @@ class Zygote:
                     self._start_node(serial, options, control, ring)
                 except OSError as error:
                     self._send(["error", serial, f"the node process could not be started: {error}"])
-            case ["exec", int() as serial, str() as kind, int() as index], [control, ring]:
+            case ["exec", int() as serial, str() as kind, str() as place], [control, ring]:
                 try:
-                    self._start_driver(serial, _DRIVERS[kind], index, control, ring)
+                    self._start_driver(serial, _DRIVERS[kind], place, control, ring)
                 except OSError as error:
                     self._send(["error", serial, f"the node process could not be started: {error}"])
             case ["compile", int() as serial, dict() as options], [source]:
@@ -146,7 +146,7 @@ class Zygote:
             node.serve(socket.socket(fileno=control), ring, self._native, self._options | options)
         self._send(["node", serial, pid])
 
-    def _start_driver(self, serial: int, module: str, index: int, control: int, ring: int) -> None:
+    def _start_driver(self, serial: int, module: str, place: str, control: int, ring: int) -> None:
         """A node whose driver has threads: a new interpreter, which keeps what ties it to us."""
         pid = self._fork(None)
         if pid == 0:
@@ -156,7 +156,7 @@ class Zygote:
                     os.dup2(null, fd)
                 for fd in (control, ring):
                     os.set_inheritable(fd, True)
-                command = [sys.executable, "-m", module, str(control), str(ring), str(index)]
+                command = [sys.executable, "-m", module, str(control), str(ring), place]
                 os.execve(sys.executable, command, os.environ | _DRIVER_VARIABLES)
             finally:
                 os._exit(node.EXIT_FAILED)

@@ -127,7 +127,12 @@ _GROUPS: tuple[tuple[str, tuple[_Option, ...]], ...] = (
         "what to offer",
         (
             _Option(
-                "--device", "devices", "KIND", options.device, "cpu, cpu*4 for four, webgpu, webgpu:1, none", many=True
+                "--device",
+                "devices",
+                "KIND",
+                options.device,
+                "cpu, cpu*4 for four, webgpu, webgpu:1, tinygrad:CL, none",
+                many=True,
             ),
             _Option("--name", "name", "NAME", options.word, "this machine's name in device ids"),
             _Option("--cpu-threads", "cpu_threads", "N", options.integer(1, 1024), "threads of each cpu device"),

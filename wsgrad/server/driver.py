@@ -29,7 +29,7 @@ class DriverPort(LocalPort):
         limits: Limits,
         *,
         kind: str,
-        adapter: int,
+        place: str,
         index: int,
         session: int,
         start: Callable[[Callable[[], Awaitable[None]]], None],
@@ -37,11 +37,11 @@ class DriverPort(LocalPort):
         """Make one.
 
         Args:
-            adapter: the device's place among those of its driver.
+            place: the device's place among those of its driver.
             index: its place among this server's.
         """
         self._kind = kind
-        self._adapter = adapter
+        self._place = place
         super().__init__(owner, zygote, limits, index=index, session=session, threads=1, start=start)
 
     @property
@@ -53,4 +53,4 @@ class DriverPort(LocalPort):
         self._write([cbor.encode(message_array(message))], elf.memfd(bytes(source)))
 
     async def _spawn(self, control: socket.socket, ring_fd: int) -> NodeProcess:
-        return await self._zygote.spawn_driver(control, ring_fd, self._kind, self._adapter)
+        return await self._zygote.spawn_driver(control, ring_fd, self._kind, self._place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from wsgrad.devices.tinygrad.listing import list_wrapped
 from wsgrad.devices.toolchain import find_compiler
 from wsgrad.devices.webgpu.listing import list_adapters
 from wsgrad.errors import DeviceError
@@ -55,7 +56,7 @@ def start_zygote(config: Config) -> Zygote | None:
         compiler=compiler,
         unconfined=config.unconfined,
         threads=config.cpu_threads,
-        adapters=_chosen(config.devices),
+        driven=_chosen(config.devices),
     )
     zygote.start()
     return zygote
@@ -77,9 +78,9 @@ def own_devices(
         )
         infos += [dict(info) for _ in range(count)]
         ways += [partial(_open_cpu, zygote, config.cpu_threads)] * count
-    for adapter, info in zygote.adapters:
+    for kind, place, info in zygote.driven:
         infos.append(info | {"memory": limits.max_session_memory})
-        ways.append(partial(_open_adapter, zygote, adapter))
+        ways.append(partial(_open_driven, zygote, kind, place))
     return infos, lambda queue, index, limits: ways[index](queue, index, limits)
 
 
@@ -88,31 +89,39 @@ def _open_cpu(zygote: Zygote, threads: int, queue: Opening, index: int, limits: 
     return LocalPort(queue, zygote, limits, index=index, session=session.number, threads=threads, start=session.start)
 
 
-def _open_adapter(zygote: Zygote, adapter: int, queue: Opening, index: int, limits: Limits) -> Port:
+def _open_driven(zygote: Zygote, kind: str, place: str, queue: Opening, index: int, limits: Limits) -> Port:
     session = queue.session
     return DriverPort(
         queue,
         zygote,
         limits,
-        kind="webgpu",
-        adapter=adapter,
+        kind=kind,
+        place=place,
         index=index,
         session=session.number,
         start=session.start,
     )
 
 
-def _chosen(devices: Sequence[str]) -> list[tuple[int, dict[str, object]]]:
-    """The adapters that `webgpu`, all of them, and `webgpu:N` stand for, in the order given and each once."""
-    wanted = [name for name in devices if name != "cpu"]
-    if not wanted:
-        return []
-    found = list_adapters()
-    places: dict[int, None] = {}
-    for name in wanted:
-        _, colon, number = name.partition(":")
-        if colon and int(number) >= len(found):
+def _chosen(devices: Sequence[str]) -> list[tuple[str, str, dict[str, object]]]:
+    """The devices with drivers that names stand for, each once, in the order given: kind, place, what clients are told.
+
+    `webgpu` stands for all adapters and `tinygrad:AMD` for all devices of that kind; a number behind picks one.
+    """
+    chosen: dict[tuple[str, str], dict[str, object]] = {}
+    listed: dict[str, list[dict[str, object]]] = {}
+    for name in devices:
+        kind, _, rest = name.partition(":")
+        if kind == "cpu":
+            continue
+        group, _, number = ("", "", rest) if kind == "webgpu" else rest.partition(":")
+        key = f"{kind}:{group}" if group else kind
+        if key not in listed:
+            listed[key] = list_adapters() if kind == "webgpu" else list_wrapped(group)
+        found = listed[key]
+        if number and int(number) >= len(found):
             known = ", ".join(f"{place} is {info['adapter']}" for place, info in enumerate(found))
             raise DeviceError(f"{name}: there is no such adapter; {known}")
-        places |= dict.fromkeys([int(number)] if colon else range(len(found)))
-    return [(place, found[place]) for place in places]
+        for place in [int(number)] if number else range(len(found)):
+            chosen[kind, f"{group}:{place}" if group else str(place)] = found[place]
+    return [(kind, place, info) for (kind, place), info in chosen.items()]

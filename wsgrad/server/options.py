@@ -17,7 +17,7 @@ _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 _NUMBER = re.compile(r"\s*\d+\s*", re.ASCII)
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\.?", re.ASCII)
-_ADAPTER = re.compile(r"webgpu(:(0|[1-9]\d?))?", re.ASCII)
+_ADAPTER = re.compile(r"webgpu(:(0|[1-9]\d?))?|tinygrad:[A-Z]{1,16}(:(0|[1-9]\d?))?", re.ASCII)
 _MAX = 1 << 53
 MAX_DEVICES = 64
 """The most devices of one node, and so of this server's own."""
@@ -119,7 +119,7 @@ def listen_host(text: str) -> str:
 
 
 def device(text: str) -> tuple[str, int]:
-    """A kind of device and how many: `cpu`, `cpu*4`; `webgpu` and `webgpu:N`; `none` for no device at all."""
+    """A kind of device and how many: `cpu`, `cpu*4`; `webgpu`, `tinygrad:CL`, both with `:N`; `none` for none."""
     if match := _ADAPTER.fullmatch(text.strip()):
         return match[0], 1
     kind, star, count = text.strip().partition("*")
@@ -127,7 +127,9 @@ def device(text: str) -> tuple[str, int]:
     if kind.strip() == "none" and not star:
         return "none", 0
     if kind.strip() != "cpu":
-        raise BadValue(f"{text!r} names no device: cpu, cpu*4, webgpu for every adapter, webgpu:0, or none")
+        raise BadValue(
+            f"{text!r} names no device: cpu, cpu*4, webgpu for every adapter, webgpu:0, tinygrad:CL, or none"
+        )
     if not 1 <= number <= MAX_DEVICES:
         raise BadValue(f"{text!r} does not say how many from 1 to {MAX_DEVICES}, as cpu*4 does")
     return "cpu", number

@@ -34,6 +34,8 @@ def settle(config: Config) -> tuple[Config, list[str]]:
         )
     if not config.join and config.port in BROWSERS_REFUSE:
         warnings.append(f"browsers connect to no port {config.port}: tabs can't join; choose another with --port")
+    config, more = _settle_wrapped(config)
+    warnings += more
     if "cpu" not in config.devices:
         return config, warnings
     if config.unconfined:
@@ -54,3 +56,18 @@ def settle(config: Config) -> tuple[Config, list[str]]:
         "--unconfined offers it all the same"
     )
     return replace(config, devices=tuple(kind for kind in config.devices if kind != "cpu")), warnings
+
+
+def _settle_wrapped(config: Config) -> tuple[Config, list[str]]:
+    """The same for devices of tinygrad's, which nothing seals: compilers are programs, and some run machine code."""
+    wrapped = [kind for kind in config.devices if kind.startswith("tinygrad:")]
+    if not wrapped:
+        return config, []
+    named = ", ".join(wrapped)
+    if config.unconfined or (is_loopback(config.host) and not config.join):
+        return config, [f"{named}: programs of clients are confined only by what files they can reach"]
+    warning = (
+        f"{named}: not offered, because programs can't be confined in processes of tinygrad's; "
+        "--unconfined offers them all the same"
+    )
+    return replace(config, devices=tuple(kind for kind in config.devices if kind not in wrapped)), [warning]

@@ -82,14 +82,14 @@ class Zygote:
         compiler: Compiler | None,
         unconfined: bool,
         threads: int,
-        adapters: Sequence[tuple[int, dict[str, object]]] = (),
+        driven: Sequence[tuple[str, str, dict[str, object]]] = (),
     ) -> None:
         """Make one; without a compiler it starts only nodes that need none.
 
         Args:
-            adapters: those of webgpu devices, with their places among all that the driver has.
+            driven: devices with drivers: kind, place among all that the driver has, what clients are told.
         """
-        self.adapters = adapters
+        self.driven = driven
         self._compiler = compiler
         self._unconfined = unconfined
         self._threads = threads
@@ -196,15 +196,15 @@ class Zygote:
         serial = next(self._serials)
         return await self._spawn(serial, ["node", serial, options], control, ring_fd)
 
-    async def spawn_driver(self, control: socket.socket, ring_fd: int, kind: str, index: int) -> NodeProcess:
-        """Start a node process for device `index` of a kind whose driver needs a process of its own making.
+    async def spawn_driver(self, control: socket.socket, ring_fd: int, kind: str, place: str) -> NodeProcess:
+        """Start a node process for the device at `place` of a kind whose driver needs a process of its own making.
 
         Raises:
             DeviceLost: it could not be started.
         """
         await self._wait_until(self._started)
         serial = next(self._serials)
-        return await self._spawn(serial, ["exec", serial, kind, index], control, ring_fd)
+        return await self._spawn(serial, ["exec", serial, kind, place], control, ring_fd)
 
     async def _wait_until(self, event: trio.Event) -> None:
         with trio.move_on_after(_READY_SECONDS):

@@ -121,9 +121,9 @@ def _camel(name: str) -> str:
 
 
 def main() -> None:
-    """Print `{"adapters": […]}` or `{"error": text}`."""
+    """Print `{"devices": […]}` or `{"error": text}`."""
     try:
-        found: dict[str, object] = {"adapters": [describe(adapter) for adapter in find_adapters()]}
+        found: dict[str, object] = {"devices": [describe(adapter) for adapter in find_adapters()]}
     except DeviceError as error:
         found = {"error": str(error)}
     print(json.dumps(found), flush=True)

@@ -14,9 +14,9 @@ from wsgrad.graph.part import LaunchOp, Linear
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from wsgrad.devices.pace import Pace
     from wsgrad.devices.webgpu.binding import Bound, Memory, Range, Value
     from wsgrad.devices.webgpu.runtime import Program, WebGpuRuntime
-    from wsgrad.devices.webgpu.work import Pace
     from wsgrad.graph.part import DevicePart, PartStep, Size
 
 _SCALAR_NBYTES: Final = 16

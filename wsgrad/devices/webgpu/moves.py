@@ -9,7 +9,8 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any, Final
 
-from wsgrad.devices.webgpu.work import STAGING_NBYTES, Pace
+from wsgrad.devices.pace import Pace
+from wsgrad.devices.webgpu.work import STAGING_NBYTES
 from wsgrad.errors import OutOfMemory
 
 if TYPE_CHECKING:

@@ -10,14 +10,15 @@ import struct
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from wsgrad.devices.base import LaunchFailure, Prepared, Runtime
+from wsgrad.devices.base import DriverRuntime, LaunchFailure, Prepared
+from wsgrad.devices.pace import Pace
 from wsgrad.devices.webgpu.adapters import alignment_of, limits_of
 from wsgrad.devices.webgpu.binding import Binder, Memory
 from wsgrad.devices.webgpu.graph import WebGpuGraph
 from wsgrad.devices.webgpu.moves import Moves
 from wsgrad.devices.webgpu.programs import Pipeline
 from wsgrad.devices.webgpu.uniforms import Uniforms
-from wsgrad.devices.webgpu.work import Pace, Work
+from wsgrad.devices.webgpu.work import Work
 from wsgrad.errors import CompileError, DeviceError, LaunchError, LimitExceeded, OutOfMemory, WsgradError
 from wsgrad.transport.tracing import SpanKind
 
@@ -47,7 +48,7 @@ class Program:
         return self.pipeline
 
 
-class WebGpuRuntime(Runtime):
+class WebGpuRuntime(DriverRuntime):
     """Launches through wgpu.
 
     `memory` is a number that is never used again.

@@ -7,7 +7,6 @@ time that one launch may take, so that whoever watches this process can tell a l
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from wsgrad.errors import DeviceError, DeviceLost
@@ -15,28 +14,13 @@ from wsgrad.errors import DeviceError, DeviceLost
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wsgrad.devices.pace import Pace
+
 _MAP_READ, _COPY_SRC, _COPY_DST, _QUERY_RESOLVE = 0x1, 0x4, 0x8, 0x200
 STAGING_NBYTES: Final = (1 << 20) + 16
 """A chunk of a download and the words around its ragged ends."""
 _LEAST_BUDGET_SECONDS: Final = 0.002
 _MOST_WRITTEN_NBYTES: Final = 4 << 20
-
-
-@dataclass(slots=True, eq=False)
-class Pace:
-    """What is known of how long one program's launches take.
-
-    Attributes:
-        seconds: a launch of `groups` workgroups; None before the first was measured.
-    """
-
-    seconds: float | None = None
-    groups: int = 1
-
-    def expect(self, groups: int) -> float:
-        """How long a launch of so many workgroups should take, rather too long than too short."""
-        assert self.seconds is not None
-        return self.seconds if groups <= self.groups else self.seconds * groups / self.groups
 
 
 class Work:
