@@ -35,6 +35,12 @@ def test_nothing_is_guessed_where_an_override_needs_a_value():
     assert arguments_of("wgsl", source, "main").guess() is None
 
 
+def test_more_bindings_than_a_launch_has_arguments_are_left_to_the_compiler():
+    bindings = [f"@group(0) @binding({i}) var<storage, read_write> b{i}: array<u32>;" for i in range(65)]
+    source = "\n".join([*bindings, "@compute @workgroup_size(1) fn main() {}"])
+    assert arguments_of("wgsl", source, "main").writes is None
+
+
 def test_a_source_that_cannot_be_read_is_left_to_its_compiler():
     arguments = arguments_of("wgsl", "@group(1) @binding(0) var<storage> a: array<f32>;", "f")
     assert arguments.guess() is None

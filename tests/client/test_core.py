@@ -404,6 +404,22 @@ def test_programs_that_do_not_compile_stop_no_queue(wire, queue):
     queue.raise_unraised()
 
 
+def test_a_program_that_the_server_refuses_before_compiling_it_is_told_to_those_who_wait(wire, queue):
+    program = {"dialect": "c", "name": "p", "entry": "p", "signature": "p", "writes": None, "alias": False}
+    refused, other = queue.program(b"x", **program)[1], queue.program(b"y", **program)
+    wait, unharmed = queue.pending.compiled([refused]), queue.pending.compiled([other[1]])
+    wire.flush()
+    wire.say(Failed(0, 1, "LimitExceeded", "no more programs", {}))
+    with pytest.raises(LimitExceeded, match="no more programs"):
+        wait.result()
+    queue.raise_unraised()
+    with pytest.raises(LimitExceeded):
+        queue.pending.compiled([refused]).result()
+    assert not unharmed.done
+    wire.say(Compiled(0, other[0], True, ""))
+    unharmed.result()
+
+
 def test_a_program_that_compiles_lets_its_callers_go(wire, queue):
     program = {"dialect": "c", "name": "p", "entry": "p", "signature": "p", "writes": None, "alias": False}
     first = queue.program(b"x", **program)

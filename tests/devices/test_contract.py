@@ -408,6 +408,16 @@ def test_an_unused_binding_is_an_argument_all_the_same(device):
 
 
 @only_wgsl
+def test_more_bindings_than_a_launch_has_arguments_are_named_and_cost_nothing_else(device):
+    bindings = [f"@group(0) @binding({i}) var<storage, read_write> b{i}: array<u32>;" for i in range(65)]
+    x = device.array(np.arange(4, dtype=np.uint32))
+    many = device.program("\n".join([*bindings, "@compute @workgroup_size(1) fn many() { b64[0] = 1u; }"]), "many")
+    with pytest.raises(wsgrad.CompileError, match="65 arguments are more than 64"):
+        many.ready()
+    assert x.numpy().tolist() == [0, 1, 2, 3]
+
+
+@only_wgsl
 def test_a_ragged_view_keeps_its_neighbours(device, dialect):
     buffer = device.array(np.arange(256, dtype=np.uint8))
     source = """

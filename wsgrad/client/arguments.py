@@ -120,7 +120,8 @@ class WgslArguments(Arguments):
         else:
             self._bindings = module.bindings
             self._complete = all(override.has_default for override in module.overrides)
-            self.writes = [b.index for b in module.bindings if b.access == "read_write"]
+            if len(module.bindings) <= MAX_ARGUMENTS:  # else no message may say it: the server refuses the signature
+                self.writes = [b.index for b in module.bindings if b.access == "read_write"]
 
     def guess(self) -> str | None:
         if self._bindings is None or not self._complete:

@@ -41,8 +41,9 @@ class Incoming(Wait[T]):
 
 @dataclass(slots=True, eq=False)
 class Compilation:
-    """How far the server is with one program; `message` holds errors or warnings."""
+    """How far the server is with one program, which a command brought; `message` holds errors or warnings."""
 
+    number: int
     done: bool = False
     failure: Failure | None = None
     message: str = ""
@@ -107,9 +108,9 @@ class Pending:
         """Nobody waits for this download any more; returns whether it was still under way."""
         return self._downloads.pop(transfer, None) is not None
 
-    def compilation(self, program: int) -> Compilation:
-        """Expect how compiling a program ends."""
-        compilation = self._compilations[program] = Compilation()
+    def compilation(self, program: int, number: int) -> Compilation:
+        """Expect how compiling a program ends that command `number` brings."""
+        compilation = self._compilations[program] = Compilation(number)
         return compilation
 
     def compiled(self, compilations: list[Compilation]) -> Wait[None]:
@@ -209,6 +210,18 @@ class Pending:
         for wait in waits:
             wait.fail(failure.error())
         return bool(waits)
+
+    def fail_compilation(self, number: int, failure: Failure) -> bool:
+        """A command was refused; a program that it brought is compiled by nobody. Returns whether anybody waited."""
+        for program, compilation in self._compilations.items():
+            if compilation.number == number:
+                waited = any(compilation in compilations and not wait.done for compilations, wait in self._compiling)
+                compilation.done = True
+                compilation.failure = failure
+                del self._compilations[program]
+                self._settle_compiling()
+                return waited
+        return False
 
     def fail_compilations(self, failure: Failure) -> bool:
         """No program that is still compiling will be heard of again. Returns whether anybody waited for one."""

@@ -261,7 +261,7 @@ class Queue:
                 digest,
             )
             self.outbox.put(encode(message_array(known)), None, number)
-        return identity, self.pending.compilation(identity)
+        return identity, self.pending.compilation(identity, number)
 
     def reopen(self) -> Wait[None]:
         """Give the device a new, empty process. Everything of its life before is over."""
@@ -436,7 +436,8 @@ class Queue:
             self._end_life(failure)
         self.outbox.abort_from(failure.number)
         self.signals.failed(failure)
-        if not self.pending.fail_from(failure.number, failure):
+        told = self.pending.fail_compilation(failure.number, failure)
+        if not self.pending.fail_from(failure.number, failure) and not told:
             self.unraised = failure
         elif self.life.dead is None:
             self.command(Clear(failure.number))

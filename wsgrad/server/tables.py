@@ -222,8 +222,10 @@ class Tables:
         if not _IDENTIFIER.match(message.entry):
             raise CompileError(f"the entry {message.entry[:80]!r} is not the name of a function")
         signature = message.signature
-        if len(signature) > MAX_ARGUMENTS or any(letter not in _WORDS for letter in signature):
-            raise CompileError(f"the signature {signature[:80]!r} is not made of at most {MAX_ARGUMENTS} of piIqQfdx")
+        if len(signature) > MAX_ARGUMENTS:
+            raise CompileError(f"{len(signature)} arguments are more than {MAX_ARGUMENTS}")
+        if any(letter not in _WORDS for letter in signature):
+            raise CompileError(f"the signature {signature!r} is not made of piIqQfdx")
         for index in message.writes or ():
             if index >= len(signature) or signature[index] != "p":
                 raise CompileError(f"writes= names argument {index}, which is no buffer of signature {signature!r}")
