@@ -15,6 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 from train_digits import TRAINING_ROWS, Rows, load_digits
 from train_digits_wgsl import WgslNetwork
 
@@ -104,7 +105,8 @@ def picture(sweep: Sweep) -> Table:
         for rate in sorted({job.rate for job in sweep.results}):
             shares = [share for job, share in sweep.results.items() if job.rate == rate]
             table.add_row(f"{rate:g}", f"{100 * np.mean(shares):.1f} %  ({len(shares)})")
-        table.caption = "\n".join([*(f"{name}: {n} jobs" for name, n in sweep.done.items()), *sweep.news[-3:]])
+        # A tab's owner names it: Text shows the name as it is, where a str could hold markup.
+        table.caption = Text("\n".join([*(f"{name}: {n} jobs" for name, n in sweep.done.items()), *sweep.news[-3:]]))
     return table
 
 

@@ -17,7 +17,7 @@ import wsgrad
 from wsgrad.errors import DeviceError, WsgradError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from rich.console import Console
     from rich.table import Table
@@ -49,7 +49,8 @@ def _table(title: str, *columns: str) -> Table:
 def _console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False)
+    # Names come from servers and nodes: whatever they hold is shown as it is.
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
 def _write_json(value: object, target: str) -> None:
@@ -63,7 +64,7 @@ def _write_json(value: object, target: str) -> None:
 def _devices(arguments: argparse.Namespace) -> int:
     from wsgrad.client.buffer import size_in_words
 
-    table = _table("devices", "id", "kind", "dialects", "processor", "memory", "compiler", "confined")
+    table = _table("devices", "id", "label", "kind", "dialects", "processor", "memory", "compiler", "confined")
     rows = []
     with wsgrad.connect(arguments.url) as server:
         for device in server.devices:
@@ -72,18 +73,24 @@ def _devices(arguments: argparse.Namespace) -> int:
             memory = row.get("memory")
             table.add_row(
                 device.id,
+                "" if device.label == device.id else device.label,
                 device.kind + (" (software)" if row.get("software") else ""),
                 ", ".join(device.dialects),
-                f"{row.get('cpu') or row.get('arch') or '?'}, {row.get('threads', '?')} threads",
+                _processor(row),
                 size_in_words(memory) if isinstance(memory, int) else "?",
                 str(row.get("compiler") or "-"),
-                "yes" if row.get("confined") else "no",
+                "yes" if row.get("confined") else "no" if "confined" in row else "-",
             )
     if arguments.json:
         _write_json(rows, arguments.json)
     else:
         _console().print(table)
     return 0
+
+
+def _processor(properties: Mapping[str, object]) -> str:
+    name = str(properties.get("adapter") or properties.get("cpu") or properties.get("arch") or "?")
+    return f"{name}, {properties['threads']} threads" if "threads" in properties else name
 
 
 def _bench(arguments: argparse.Namespace) -> int:
@@ -130,6 +137,8 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
+    from rich.text import Text
+
     from wsgrad.devices.doctor import examine
 
     if arguments.json:
@@ -142,8 +151,8 @@ def _doctor(arguments: argparse.Namespace) -> int:
             for finding in examine():
                 findings.append(finding)
                 status.update(f"looking: {finding.subject}")
-                mark = {True: "[green]ok[/]", False: "[red]no[/]", None: "[yellow]-[/]"}[finding.ok]
-                table.add_row(mark, finding.subject, finding.found, finding.advice)
+                mark = {True: ("ok", "green"), False: ("no", "red"), None: ("-", "yellow")}[finding.ok]
+                table.add_row(Text(*mark), finding.subject, finding.found, finding.advice)
         _console().print(table)
     return 1 if any(finding.ok is False for finding in findings) else 0
 

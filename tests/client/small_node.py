@@ -12,8 +12,8 @@ TAB = {"kind": "browser", "dialects": ["wgsl"], "memory": 1 << 30}
 class SmallNode:
     """For `with`."""
 
-    def __init__(self, url, token, name, *, label=None, secret=None):
-        device = TAB | {"label": name if label is None else label}
+    def __init__(self, url, token, name, *, label=None, secret=None, **device):
+        device = TAB | {"label": name if label is None else label} | device
         endpoint = parse_endpoint(url)
         self._socket, leftover = dial(endpoint, route="/v1/node", token=token, cafile=None, timeout=10)
         self._socket.settimeout(10)

@@ -11,12 +11,12 @@ from test_command import run
 
 from wsgrad.transport import messages as m
 
-NODE, ADMIN = secrets.token_urlsafe(), secrets.token_urlsafe()
+NODE, ADMIN, CLIENT = secrets.token_urlsafe(), secrets.token_urlsafe(), secrets.token_urlsafe()
 
 
 @pytest.fixture(scope="module")
 def hub():
-    with running("--device", "none", WSGRAD_NODE_TOKEN=NODE, WSGRAD_ADMIN_TOKEN=ADMIN) as url:
+    with running("--device", "none", WSGRAD_NODE_TOKEN=NODE, WSGRAD_ADMIN_TOKEN=ADMIN, WSGRAD_TOKEN=CLIENT) as url:
         yield url.partition("/#")[0]
 
 
@@ -34,6 +34,20 @@ def test_nodes_are_listed_for_people_and_for_programs(hub, admin, capsys, monkey
         assert run(capsys, "nodes")[1] == table
         [node] = json.loads(run(capsys, "nodes", "list", "--json", "-")[1])
         assert (node["name"], node["devices"]) == ("phone", ["phone/browser/0"])
+
+
+HOSTILE = "[/red] [link=file:///x]y :smile: \x1b[2J\u202e end"
+"""What a tab's owner may call it: what rich takes for markup, a terminal for commands, and text that runs backwards."""
+
+
+@pytest.mark.parametrize("command", ["nodes", "devices"])
+def test_what_a_node_calls_itself_is_shown_as_plain_text(hub, admin, capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setenv("WSGRAD_URL", f"{hub}#token={CLIENT}")
+    with SmallNode(hub, NODE, "odd", label=HOSTILE, adapter=HOSTILE):
+        status, table, errors = run(capsys, command)
+    assert (status, errors) == (0, "")
+    assert "[/red] [link=file:///x]y :smile: [2J end" in table
 
 
 def test_a_node_is_renamed_paused_resumed_and_kicked(hub, admin, capsys):

@@ -56,6 +56,22 @@ async def test_limits_that_can_t_be_are_left_out(server, limits):
     assert "limits" not in device
 
 
+async def test_what_could_write_on_a_terminal_is_taken_out_of_a_device_s_words(server):
+    odd = "a\x1b[2J\x00\u202eb\n c"
+    async with raw_node(server, devices=[TAB | {"label": odd, "adapter": odd, "dialects": ["wgsl", odd]}]) as node:
+        [device] = server.hub.devices
+        assert (device["label"], device["adapter"]) == ("a [2J b c", "a [2J b c")
+        assert device["dialects"] == ["wgsl", "a [2J b c"]
+        [shown] = server.hub.status()["nodes"]
+        assert (node.joined.name, shown["label"]) == ("raw", "a [2J b c")
+
+
+async def test_a_label_of_nothing_to_be_seen_is_none(server):
+    async with raw_node(server, devices=[TAB | {"label": "\u202e \x07"}]):
+        [device] = server.hub.devices
+    assert device["label"] == "raw/browser/0"
+
+
 async def test_a_node_says_how_it_is_shown_and_every_client_hears_of_it(server):
     async with raw_node(server, devices=[TAB]) as node, server.client() as first, server.client() as second:
         node.send(m.Present("  Ben's\n phone ", True, 1 << 28))
@@ -122,7 +138,7 @@ async def test_a_node_that_changes_its_looks_all_the_time_floods_nobody(server):
 
 
 async def test_a_label_that_makes_the_list_too_long_costs_its_node(server):
-    words = dict.fromkeys(("label", "compiler", "arch", "cpu"), "w" * 200)
+    words = dict.fromkeys(("adapter", "compiler", "arch", "cpu"), "w" * 200)
     many = [{"kind": "cpu", "dialects": ["c"], **words}] * 60
     async with raw_node(server, devices=many), raw_node(server, name="more", devices=[TAB] * 16) as node:
         node.send(m.Present("\N{GRINNING FACE}" * 80, False, 0))

@@ -29,6 +29,7 @@ MAX_NAMES: Final = 4096
 MAX_LIST_NBYTES: Final = MAX_HEAD - (4 << 10)
 """The list of devices is told in one message, beside limits and names: what made it longer would cut off everybody."""
 MAX_LABEL: Final = 80
+_MAX_TEXT: Final = 200
 _MAX_NAME: Final = 40
 _MAX_LIMITS: Final = 16
 _MAX_LIMIT: Final = (1 << 53) - 1
@@ -242,7 +243,12 @@ def reduce_name(wanted: str) -> str:
 
 def clean_label(label: str) -> str:
     """A label that may be shown: one printable line, not too long."""
-    return " ".join("".join(c if c.isprintable() else " " for c in label[: 4 * MAX_LABEL]).split())[:MAX_LABEL]
+    return clean_line(label[: 4 * MAX_LABEL])[:MAX_LABEL]
+
+
+def clean_line(text: str) -> str:
+    """Text in one printable line, so that it can neither command a terminal nor turn what stands beside it around."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def _check_list(infos: Iterable[dict[str, object]]) -> None:
@@ -261,11 +267,15 @@ def _checked(values: dict[str, object]) -> dict[str, object]:
         raise ProtocolError(f"a device of kind {kind!r:.60}")
     if type(dialects) is not list or len(dialects) > 16 or not all(type(d) is str and len(d) <= 32 for d in dialects):
         raise ProtocolError(f"a device with dialects {dialects!r:.60}")
-    known: dict[str, object] = {"kind": kind, "dialects": dialects}
+    known: dict[str, object] = {"kind": kind, "dialects": [clean_line(dialect) for dialect in dialects]}
     for name, wanted in _KINDS.items():
         value = values.get(name)
-        if type(value) is wanted and (type(value) is not str or len(value) <= 200):
+        if type(value) is not wanted:
+            continue
+        if type(value) is not str:
             known[name] = value
+        elif text := clean_label(value) if name == "label" else clean_line(value[:_MAX_TEXT]):
+            known[name] = text
     limits = values.get("limits")
     if type(limits) is dict and len(limits) <= _MAX_LIMITS and all(map(_is_limit, limits.items())):
         known["limits"] = limits
@@ -274,7 +284,13 @@ def _checked(values: dict[str, object]) -> dict[str, object]:
 
 def _is_limit(item: tuple[object, object]) -> bool:
     name, value = item
-    return type(name) is str and len(name) <= _MAX_NAME and type(value) is int and 0 <= value <= _MAX_LIMIT
+    return (
+        type(name) is str
+        and len(name) <= _MAX_NAME
+        and name.isprintable()
+        and type(value) is int
+        and 0 <= value <= _MAX_LIMIT
+    )
 
 
 def _digest(secret: str) -> bytes:
