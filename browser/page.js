@@ -128,6 +128,7 @@
       case 'present':
         if (event.label && event.label !== label) {
           setLabel(event.label);
+          identity?.call(label);
           view.note('present', 'info', 'Renamed.', `An administrator of the server named this device “${event.label}”.`);
         }
         if (event.memory) setMemory(event.memory);
@@ -326,6 +327,7 @@
       askFirst();
       return;
     }
+    if (identity.label) setLabel(identity.label);
     out.set(null);
     if (!served && token) servers.last.set({ url, token });
     handle?.command({
@@ -458,6 +460,7 @@
         return;
       }
       setLabel(wanted);
+      identity?.call(label);
       wish();
       handle?.command({ do: 'label', label });
       ui.announce(`This device is now called ${label}.`);

@@ -78,7 +78,7 @@ const servers = (() => {
   /**
    * @typedef {object} Known
    * @property {number} since Unix seconds
-   * @property {{name: string, secret: string}[]} tabs one identity for each tab that was open at the same time
+   * @property {{name: string, secret: string, label?: string}[]} tabs one identity for each tab that was open at the same time
    */
 
   /** @returns {Record<string, Known>} */
@@ -106,25 +106,40 @@ const servers = (() => {
   }
 
   /**
+   * @typedef {object} Identity
+   * @property {string | null} name
+   * @property {string | null} secret
+   * @property {string | null} label what this tab was last called there, by its person or an administrator
+   * @property {(name: string, secret: string) => void} save
+   * @property {(label: string) => void} call
+   */
+
+  /**
    * Who this tab is for a server. Each tab of a browser needs an identity of its own: with one secret they would take
    * each other's place for ever. A lock of the browser holds it as long as the tab lives, through crashes too.
    * @param {string} url
-   * @returns {Promise<{name: string | null, secret: string | null, save: (name: string, secret: string) => void}>}
+   * @returns {Promise<Identity>}
    */
   async function identity(url) {
     const index = await claim(url);
     const tab = ui.stored('sessionStorage', `wsgrad.identity ${url}`);
     const found = index === null ? tab.get() : all()[url]?.tabs[index];
+    /** @param {{name?: string, secret?: string, label?: string}} change */
+    const keep = (change) => {
+      if (index === null) return tab.set({ ...tab.get(), ...change });
+      const now = all();
+      if (!(url in now)) return; // forgotten meanwhile, by another tab
+      now[url].tabs[index] = { ...now[url].tabs[index], ...change };
+      known.set(now);
+    };
+    /** @param {unknown} value */
+    const text = (value) => (typeof value === 'string' && value ? value : null);
     return {
-      name: typeof found?.name === 'string' ? found.name : null,
-      secret: typeof found?.secret === 'string' ? found.secret : null,
-      save(name, secret) {
-        if (index === null) return tab.set({ name, secret });
-        const now = all();
-        if (!(url in now)) return; // forgotten meanwhile, by another tab
-        now[url].tabs[index] = { name, secret };
-        known.set(now);
-      },
+      name: text(found?.name),
+      secret: text(found?.secret),
+      label: text(found?.label),
+      save: (name, secret) => keep({ name, secret }),
+      call: (label) => keep({ label }),
     };
   }
 

@@ -273,6 +273,20 @@ def test_an_administrators_new_name_is_shown(page, node, origin):
     assert page.get_by_label("Name", exact=True).input_value() == "Lab 3, seat 4"
 
 
+def test_an_administrators_new_name_stays_over_a_reload_and_with_this_tab(page, context, node, origin):
+    joined(page, node, origin)
+    mine = page.get_by_label("Name", exact=True).input_value()
+    node.report(event="present", label="Lab 3, seat 4", paused=False, memory=0)
+    page.get_by_text("An administrator of the server named this device").wait_for()
+    second = new_page(context)
+    other = FakeNode(second)
+    second.goto(f"{origin}/#token={TOKEN}")
+    assert [start["label"] for start in other.commands("start")] == [mine]
+    second.close()
+    page.reload()
+    assert [start["label"] for start in node.commands("start")] == ["Lab 3, seat 4"]
+
+
 def test_a_software_adapter_is_said_plainly(page, node, origin):
     joined(page, node, origin)
     node.report(event="adapter", device={}, adapterName="SwiftShader", features=[], limits={}, software=True)
