@@ -9,7 +9,7 @@ import threading
 import chromium as chromium_module
 import numpy as np
 import pytest
-from joined import JoinedTab, serving
+from joined import SCRIPTS, JoinedTab, serving
 
 import wsgrad
 
@@ -208,6 +208,16 @@ def test_a_wrong_token_is_told_apart_from_a_server_that_is_not_there(chromium, u
     assert waiting["retrySeconds"] > 0
     tab.start(url=url.partition("#")[0].rstrip("/"))
     tab.wait_state("joined")
+    tab.close()
+
+
+def test_a_wrong_token_is_named_on_a_page_from_a_file_too(chromium, url, page_files):
+    page = page_files.scripts(*SCRIPTS, file=True)
+    tab = JoinedTab(chromium, url, page=page, wait=False, token="wrong")
+    last = "events.filter((event) => event.event === 'state').at(-1)"
+    tab.tab.wait_for(f"['refused', 'waiting'].includes({last}?.state)")
+    ended = tab.tab.evaluate(last)
+    assert (ended["state"], "token" in ended["message"]) == ("refused", True)
     tab.close()
 
 

@@ -120,6 +120,9 @@ async def test_the_health_check_needs_neither_name_nor_token():
     async with serving() as edge:
         answer = await edge.ask("/healthz", host="anything.example")
         assert (answer.status, answer.body) == (200, b'{\n "status": "ok"\n}\n')
+        # A page from elsewhere may learn that it answers, no more: so it tells a wrong token from a server that is off.
+        assert answer.headers["cross-origin-resource-policy"] == "cross-origin"
+        assert (await edge.ask("/status.json")).headers["cross-origin-resource-policy"] == "same-origin"
 
 
 @pytest.mark.parametrize("path", ["/healthz", *ROUTES])

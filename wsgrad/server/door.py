@@ -139,7 +139,9 @@ class Door:
         self._counters.http_requests += 1
         _log.debug("%s asked for %s", peer, request.path)
         if request.path == "/healthz":
-            return http.document(503 if self.draining else 200, {"status": "stopping" if self.draining else "ok"})
+            # Shared: a tab's page from a file tells a refused token from a server that is off by whether this answers.
+            status = "stopping" if self.draining else "ok"
+            return http.document(503 if self.draining else 200, {"status": status}, shared=True)
         if rule is ADMIN:
             return await self._admin.answer(request.path, await body(request.body_nbytes or 0), peer)
         if rule is PAGE:

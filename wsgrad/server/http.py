@@ -23,6 +23,7 @@ class Response:
 
     Attributes:
         policy: the Content-Security-Policy; what is no page may load nothing.
+        shared: whether a page from elsewhere may learn that there was an answer; none can read it.
     """
 
     status: int
@@ -30,6 +31,7 @@ class Response:
     content_type: str = "text/plain; charset=utf-8"
     headers: tuple[tuple[str, str], ...] = ()
     policy: str = "default-src 'none'; frame-ancestors 'none'"
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +106,10 @@ def text(status: int, message: str, *headers: tuple[str, str]) -> Response:
     return Response(status, message.encode() + b"\n", headers=headers)
 
 
-def document(status: int, value: Mapping[str, object]) -> Response:
+def document(status: int, value: Mapping[str, object], *, shared: bool = False) -> Response:
     """An answer in JSON."""
     body = json.dumps(value, indent=1, default=str).encode() + b"\n"
-    return Response(status, body, "application/json")
+    return Response(status, body, "application/json", shared=shared)
 
 
 def encode(response: Response, *, head_only: bool = False) -> bytes:
@@ -123,7 +125,7 @@ def encode(response: Response, *, head_only: bool = False) -> bytes:
         ("Cache-Control", "no-store"),
         ("X-Content-Type-Options", "nosniff"),
         ("Referrer-Policy", "no-referrer"),
-        ("Cross-Origin-Resource-Policy", "same-origin"),
+        ("Cross-Origin-Resource-Policy", "cross-origin" if response.shared else "same-origin"),
         ("Content-Security-Policy", response.policy),
         *response.headers,
     ]
