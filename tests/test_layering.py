@@ -26,7 +26,8 @@ LAYERS = {
     "server": {"transport", "graph", "devices", "errors"},
     "client": {"transport", "graph", "errors"},
     "cli": {"client", "server", "devices", "errors"},
-    "tinygrad": {"client", "tinygrad_profile"},
+    "tinygrad": {"client", "tinygrad_kernels", "tinygrad_profile"},
+    "tinygrad_kernels": set(),
     "tinygrad_profile": {"client"},
     "__init__": {"client", "errors"},
 }

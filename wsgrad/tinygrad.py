@@ -2,7 +2,7 @@
 
 tinygrad finds it by name (`DEV=WS`) through `wsgrad_tinygrad.pth`. `WS` is the first device of `WSGRAD_URL`, `WS:1` the
 second and so on, over all servers of the list; without a URL it is a server of our own on this machine's CPU. Kernels
-are rendered here, as C or WGSL, and compiled where they run.
+are rendered here, in the dialect of the device, and compiled where they run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from tinygrad.device import BufferSpec, Compiled, Compiler, Device, LRUAllocator, Program, TinyELF
-from tinygrad.dtype import AddrSpace
 from tinygrad.engine.jit import MultiGraphRunner
 from tinygrad.helpers import BEAM, JIT_BATCH_SIZE, PROFILE, Target, getenv, is_image_shape
 from tinygrad.renderer import Renderer
@@ -28,6 +27,7 @@ from tinygrad.uop.ops import UOp, sym_infer
 
 import wsgrad
 from wsgrad.client.jit import Jitted
+from wsgrad.tinygrad_kernels import KERNEL_RENDERERS, noted
 from wsgrad.tinygrad_profile import DeviceProfile
 
 if TYPE_CHECKING:
@@ -59,16 +59,6 @@ def _profile() -> DeviceProfile:
 # -- renderers: source only, the device compiles it
 
 
-def _noted(text: str, bufs: Sequence[tuple[str, tuple[UOp, bool]]], *, first: int = 0) -> str:
-    """The source with the positions of the arguments that it writes, which `WSProgram` reads."""
-    written = ",".join(
-        str(place)
-        for place, (_, (param, mutable)) in enumerate(bufs, first)
-        if mutable and param.addrspace != AddrSpace.ALU
-    )
-    return f"// writes {written}\n{text}"
-
-
 class WSClangRenderer(ClangRenderer):
     """C, for devices whose compiler is clang or zig. The target's arch ends with the device's threads."""
 
@@ -88,7 +78,7 @@ class WSClangRenderer(ClangRenderer):
         uops: list[UOp],
         prefix: list[str] | None = None,
     ) -> str:
-        return _noted(super().render_kernel(function_name, kernel, bufs, uops, prefix), bufs)
+        return noted(super().render_kernel(function_name, kernel, bufs, uops, prefix), bufs)
 
 
 class WSWGSLRenderer(WGSLRenderer):
@@ -103,7 +93,7 @@ class WSWGSLRenderer(WGSLRenderer):
         prefix: list[str] | None = None,
     ) -> str:
         # Binding 0 is tinygrad's infinity.
-        return _noted(super().render_kernel(function_name, kernel, bufs, uops, prefix), bufs, first=1)
+        return noted(super().render_kernel(function_name, kernel, bufs, uops, prefix), bufs, first=1)
 
 
 # -- memory
@@ -189,7 +179,7 @@ class _Trial:
         self._program = self._device.program(source, entry, dialect=dialect, writes=writes)
         self._memory: dict[tuple[int, int], wsgrad.Buffer] = {}
 
-    def run(self, arguments: Sequence[Any], grid: Any, seconds: float) -> float:  # noqa: ANN401
+    def run(self, arguments: Sequence[Any], sizes: dict[str, Any], seconds: float) -> float:
         """Seconds that a launch takes.
 
         Raises:
@@ -199,7 +189,7 @@ class _Trial:
             self._copy(at, value) if isinstance(value, wsgrad.Buffer) else value for at, value in enumerate(arguments)
         ]
         try:
-            return self._program.timed(*given, grid=grid, timeout=seconds)
+            return self._program.timed(*given, **sizes, timeout=seconds)
         except (wsgrad.DeviceLost, wsgrad.Timeout, TimeoutError) as error:
             _end_trials()
             raise RuntimeError(f"the kernel was given up: {error}") from error
@@ -252,12 +242,15 @@ class WSProgram(Program["WSDevice"]):
             ),
         ]
 
-    def grid(self, global_size: Sequence[Any]) -> Any:  # noqa: ANN401
-        """The grid of a launch."""
+    def sizes(self, global_size: Sequence[Any], local_size: Sequence[int] | None) -> dict[str, Any]:
+        """The grid of a launch, and the size of a work-group where it is not in the source."""
+        if self.dev.dialect in KERNEL_RENDERERS:
+            # Without local sizes each work-item is a group of its own.
+            return {"grid": tuple(global_size), "block": tuple(map(int, local_size or (1, 1, 1)))}
         if self.dev.dialect == "wgsl":
             # One number travels packed.
-            return tuple(global_size) if global_size[1:] != (1, 1) else global_size[0]
-        return global_size[0] if self._core is not None else None
+            return {"grid": tuple(global_size) if tuple(global_size[1:]) != (1, 1) else global_size[0]}
+        return {"grid": global_size[0] if self._core is not None else None}
 
     def __call__(
         self,
@@ -268,15 +261,15 @@ class WSProgram(Program["WSDevice"]):
         wait: bool = False,
         timeout: int | None = None,
     ) -> float | None:
-        arguments, grid = self.arguments(bufs, vals), self.grid(global_size)
+        arguments, sizes = self.arguments(bufs, vals), self.sizes(global_size, local_size)
         if wait and self._is_trial(timeout):
             if self._trial is None:
                 options = {"dialect": self.dev.dialect, "writes": self._writes}
                 self._trial = _Trial(self.dev.index, self._source, self.name, **options)  # type: ignore[arg-type]
-            return self._trial.run(arguments, grid, TRIAL_SECONDS if timeout is None else 1 + timeout / 1000)
+            return self._trial.run(arguments, sizes, TRIAL_SECONDS if timeout is None else 1 + timeout / 1000)
         if wait:
-            return self.program.timed(*arguments, grid=grid)
-        self.program(*arguments, grid=grid)
+            return self.program.timed(*arguments, **sizes)
+        self.program(*arguments, **sizes)
         return None
 
     def _is_trial(self, timeout: int | None) -> bool:
@@ -341,11 +334,9 @@ class WSGraph(MultiGraphRunner):
                 None if v.expr in info.runtimevars else fixed[v.expr] if v.expr in fixed else self._variables[v.expr]
                 for v in info.vars
             ]
-            sizes = [self._size(size) for size in info.global_size]
             assert runtime is not None
-            runtime.program(
-                *runtime.arguments([handles[index] for index in info.globals], vals), grid=runtime.grid(sizes)
-            )
+            sizes = runtime.sizes([self._size(size) for size in info.global_size], info.local_size)
+            runtime.program(*runtime.arguments([handles[index] for index in info.globals], vals), **sizes)
 
     def __call__(self, input_uops: tuple[UOp, ...], var_vals: dict[str, int], wait: bool = False) -> float | None:
         buffers = []
@@ -397,6 +388,10 @@ class WSDevice(Compiled):
             limits = properties.get("limits")
             most = int(limits.get("maxStorageBuffersPerShaderStage", 8)) if isinstance(limits, dict) else 8
             arch = "shader-f16" if properties.get("f16") else ""
+        elif kernels := [dialect for dialect in dialects if dialect in KERNEL_RENDERERS]:
+            self.dialect = kernels[0]
+            renderer, most = KERNEL_RENDERERS[self.dialect], MAX_BUFFERS
+            arch = str(properties.get("arch", ""))
         else:
             raise RuntimeError(f"tinygrad has no renderer for the dialects of {self.device_handle.id}: {dialects}")
         name = device.partition(":")[0]
