@@ -79,10 +79,9 @@ class KernelArguments(Arguments):
         self._parameters = parse_parameters(source, entry)
 
     def guess(self) -> str | None:
-        if self._parameters is None:
-            return None
-        letters = [None if parameter is None else parameter.letter for parameter in self._parameters]
-        return None if None in letters or len(letters) > MAX_ARGUMENTS else "".join(filter(None, letters))
+        # Where nothing is found, compiling it tells what is wrong.
+        letters = ["p" if parameter is None else parameter.letter for parameter in self._parameters or ()]
+        return "".join(letters) if len(letters) <= MAX_ARGUMENTS else None
 
     def letter(self, position: int, argument: object) -> str:
         if argument is INDEX:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from wsgrad.devices.compiler import compile_source, find_compiler, full_source
 from wsgrad.devices.confine import probe_node_confinement
 from wsgrad.devices.sandbox import Profile, probe_compiler_confinement
+from wsgrad.devices.tinygrad.listing import PROBED, list_wrapped
 from wsgrad.devices.webgpu.listing import list_adapters
 from wsgrad.errors import WsgradError
 
@@ -49,6 +50,7 @@ def examine() -> Iterator[Finding]:
     yield _confinement("confinement of the compiler", compiler)
     yield from _cpu(Profile.NONE if compiler else Profile.NAMESPACES)
     yield _webgpu()
+    yield _tinygrad()
     yield _optional("ml_dtypes", "bfloat16 and fp8 arrays", "pip install ml_dtypes")
 
 
@@ -95,6 +97,21 @@ def _webgpu() -> Finding:
             "only software computes here: a graphics card needs its Vulkan driver installed, and its device readable"
         )
     return Finding("webgpu", True, "; ".join(named), advice)
+
+
+def _tinygrad() -> Finding:
+    """What `--device tinygrad:NAME` would offer; none is needed."""
+    if importlib.util.find_spec("tinygrad") is None:
+        return Finding("tinygrad", None, "not installed: wraps its devices", "pip install 'wsgrad[tinygrad]'")
+    found, reasons = [], []
+    for name in PROBED:
+        try:
+            found += [f"{info['adapter']}" + " (software)" * bool(info["software"]) for info in list_wrapped(name)]
+        except WsgradError as error:
+            reasons.append(str(error))
+    if found:
+        return Finding("tinygrad", True, "; ".join(found))
+    return Finding("tinygrad", None, "no device", "; ".join(reasons))
 
 
 def _optional(module: str, purpose: str, advice: str) -> Finding:

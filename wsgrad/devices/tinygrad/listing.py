@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from wsgrad.devices.listing import list_devices
+
+PROBED: Final = ("CL", "CUDA")
+"""What is looked for where nobody names a runtime: others may take a card from its driver, or belong to one system."""
 
 
 def list_wrapped(name: str) -> list[dict[str, object]]:
