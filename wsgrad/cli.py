@@ -93,6 +93,12 @@ def _processor(properties: Mapping[str, object]) -> str:
     return f"{name}, {properties['threads']} threads" if "threads" in properties else name
 
 
+def _mebibytes(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text[:9]) <= _SIZES[-1] >> 20:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of MiB from 1 to {_SIZES[-1] >> 20}")
+    return int(text)
+
+
 def _bench(arguments: argparse.Namespace) -> int:
     from rich.progress import Progress
 
@@ -241,7 +247,7 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure the way to a device: round trip, bulk speed, launches, opening")
     bench.set_defaults(run=_bench)
     bench.add_argument("--device", metavar="NAME", help="id, label or kind; default: the first")
-    bench.add_argument("--max-size", type=int, default=256, metavar="MIB", help="largest transfer (default 256)")
+    bench.add_argument("--max-size", type=_mebibytes, default=256, metavar="MIB", help="largest transfer (default 256)")
     for command in (devices, bench):
         command.add_argument("url", nargs="?", metavar="URL", help=url_help)
     nodes = commands.add_parser("nodes", help="list, rename, pause, resume, kick or revoke nodes that dialled in")

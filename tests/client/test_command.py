@@ -3,6 +3,8 @@
 import json
 import socket
 
+import pytest
+
 from wsgrad import cli
 from wsgrad.client.embedded import EmbeddedServer
 
@@ -81,3 +83,11 @@ def test_a_server_without_devices_has_nothing_to_measure(capsys, monkeypatch):
         assert "nothing to measure" in err
     finally:
         server.stop()
+
+
+@pytest.mark.parametrize("size", ["-1", "0", "x", "100000", "1.5", "1" * 5000])
+def test_a_size_that_bench_can_not_measure_is_named(size, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["bench", f"--max-size={size}"])
+    assert caught.value.code == 2
+    assert "is not a number of MiB from 1 to 256" in capsys.readouterr().err

@@ -188,6 +188,9 @@ def test_a_taken_port_is_named(tmp_path):
         (("--token-file", "/nonexistent"), {}, "/nonexistent can't be read"),
         (("--tls-cert", "/nonexistent"), {}, "--tls-cert: /nonexistent can't be read"),
         (("--ready-fd", "777"), {}, "--ready-fd: 777 is not an open descriptor"),
+        (("--ready-file", "/nonexistent/typo/x"), {}, "there is no directory /nonexistent/typo"),
+        (("--tls-cert", __file__), {}, f"--tls-cert: {__file__} holds no certificate in PEM"),
+        (("--tls", "--tls-cert", "c.pem"), {}, "use one of them"),
     ],
 )
 def test_a_wrong_setting_ends_with_status_2_and_names_it(arguments, variables, message):

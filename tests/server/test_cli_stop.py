@@ -1,14 +1,18 @@
 """How a real server process stops while a device works: results are delivered, endless work is not waited for."""
 
+import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import trio
 from heart import SPIN, Client
-from server_process import running_server
+from server_process import environment, running_server
 
 from wsgrad.transport import commands as c
 from wsgrad.transport import messages as m
@@ -98,3 +102,21 @@ def test_a_signal_that_comes_while_the_server_stops_by_itself_does_not_change_it
             server.reader.close()
             server.process.send_signal(signal.SIGTERM)
             assert server.process.wait(20) == 0
+
+
+def test_a_signal_to_the_whole_group_while_the_server_starts_leaves_the_zygote_to_it(tmp_path):
+    log = open(tmp_path / "log", "wb")  # noqa: SIM115
+    command = [sys.executable, "-m", "wsgrad.server", "--port", "0"]
+    with (
+        log,
+        subprocess.Popen(command, stdout=log, stderr=log, process_group=0, env=environment()) as process,
+    ):
+        children = f"/proc/{process.pid}/task/{process.pid}/children"
+        while not (found := Path(children).read_text().split()):
+            time.sleep(0.001)
+        assert os.getpgid(int(found[0])) != process.pid
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(20)
+    assert b"starting another" not in (tmp_path / "log").read_bytes()
+    while Path(f"/proc/{found[0]}").exists():
+        time.sleep(0.01)

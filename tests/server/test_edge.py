@@ -164,6 +164,20 @@ async def test_text_and_garbage_after_the_upgrade_end_only_their_connection():
         await talk(edge)
 
 
+async def test_a_frame_that_announces_more_than_any_message_may_have_closes_with_1009_at_once():
+    async with serving() as edge:
+        stream = await edge.connect()
+        lines = ["GET /v1/client HTTP/1.1", "Host: localhost", bearer(TOKENS.client), *WEBSOCKET, "", ""]
+        async with stream:
+            await stream.send_all("\r\n".join(lines).encode())
+            assert (await read_answer(stream)).status == 101
+            await stream.send_all(b"\x82\xff" + (1 << 31).to_bytes(8, "big") + bytes(4))
+            answer = await stream.receive_some()
+            assert int.from_bytes(answer[2:4], "big") == 1009
+            assert b"2147483648 bytes is over the limit of" in answer
+        await talk(edge)
+
+
 async def test_the_port_can_be_bound_again_while_old_connections_linger():
     async with serving() as edge:
         number = edge.number

@@ -288,3 +288,39 @@ def test_the_code_is_svg_that_stands_by_itself(monkeypatch):
     monkeypatch.setitem(sys.modules, "segno", None)
     assert invitation.svg_code("https://x/") is None
     assert invitation.terminal_code("https://x/", 100) is None
+
+
+async def test_tls_to_a_port_without_it_is_explained(tmp_path):
+    with running_server(tmp_path, *NO_DEVICE) as server:
+        url = server.ready["url"].replace("ws://", "wss://")
+        with pytest.raises(wsgrad.ConnectionLost, match=r"does not speak TLS there; .*ws://"):
+            wsgrad.connect(url)
+        with pytest.raises(wsgrad.ConnectionLost, match=r"does not speak TLS there; .*ws://"):
+            async with wsgrad.open_server(url):
+                pass
+
+
+def test_mistakes_in_certificate_files_are_named(tmp_path):
+    key, cert = selfsigned.make(frozenset({"a"}), frozenset())
+    other, _ = selfsigned.make(frozenset({"a"}), frozenset())
+
+    def file(name, text):
+        (tmp_path / name).write_text(text)
+        return str(tmp_path / name)
+
+    good, bare = file("cert.pem", cert), file("key.pem", key)
+    damaged = file("damaged.pem", cert.replace("MII", "MIJ"))
+    locked = file("locked.pem", "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n")
+    for files, words in (
+        ((file("text", "hello"), ""), "holds no certificate in PEM"),
+        ((good, ""), "name its file with --tls-key"),
+        ((good, good), "--tls-key: .* holds no private key"),
+        ((good, file("other.pem", other)), "does not belong to the certificate"),
+        ((good, locked), "is encrypted"),
+        ((damaged, bare), "is damaged"),
+        ((good, str(tmp_path / "none")), "can't be read: No such file"),
+        ((str(tmp_path), bare), "can't be read: Is a directory"),
+    ):
+        with pytest.raises(TlsError, match=words):
+            tls_context(*files)
+    tls_context(good, bare)

@@ -19,7 +19,7 @@ from wsgrad.transport.connection import Connection
 from wsgrad.transport.handshake_trio import open_websocket
 from wsgrad.transport.messages import BULK_KINDS, SUBPROTOCOL
 from wsgrad.transport.timing import CLOSE_SECONDS, DIAL_SECONDS, FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, PASSING_CODES
-from wsgrad.transport.tls import check_fingerprint, client_ssl_context
+from wsgrad.transport.tls import check_fingerprint, client_ssl_context, why_no_tls
 from wsgrad.transport.trio_driver import TrioConnection
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ class AsyncDriver:
                     f"the certificate of {endpoint.url} is not trusted: {cause.verify_message}; give its fingerprint "
                     "(#sha256=…, as the server prints it) or cafile="
                 ) from exc
-            raise ConnectionLost(f"no encrypted connection to {endpoint.url}: {cause or exc}") from exc
+            raise ConnectionLost(f"no encrypted connection to {endpoint.url}: {why_no_tls(cause or exc)}") from exc
         if endpoint.sha256 is not None:
             check_fingerprint(stream.getpeercert(binary_form=True), endpoint.sha256)
         return stream

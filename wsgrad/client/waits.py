@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
+_HINT = re.compile(r"; device\.reopen\(\) starts (it|the device) anew$")
+"""How a server ends its words for a lost device, whose own advice takes its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,8 @@ class Failure:
         """What later uses of a device, or of things that went with it, raise."""
         if not self.lost:
             return self.error()
-        message = f"{what} is lost: {self.message}; call device.reopen() and make it again"
+        cause = _HINT.sub("", self.message)
+        message = f"{what} is lost: {cause}; call device.reopen() and make it again"
         return DeviceLost(message, details=self.details)
 
 

@@ -14,7 +14,7 @@ from wsgrad.devices import program_cache
 from wsgrad.devices.directories import user_directory
 from wsgrad.errors import DeviceError, WsgradError
 from wsgrad.server import blobs, lending, lifetime, logs
-from wsgrad.server.announce import check_ready_fd
+from wsgrad.server.announce import check_ready_fd, check_ready_file
 from wsgrad.server.config import PROGRAM, fail, parse
 from wsgrad.server.machine import start_zygote
 from wsgrad.server.selfsigned import keep_certificate
@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = parse(sys.argv[1:] if arguments is None else arguments, os.environ)
     logs.set_up(config.log_level, config.log_format)
     check_ready_fd(config.ready_fd)
+    check_ready_file(config.ready_file)
     try:
         tokens, warnings = load_tokens(config.token_file, os.environ)
         config, tls = _tls(config)

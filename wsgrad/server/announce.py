@@ -208,3 +208,9 @@ def check_ready_fd(fd: int) -> None:
         os.set_inheritable(fd, False)
     except OSError:
         fail(f"--ready-fd: {fd} is not an open descriptor")
+
+
+def check_ready_file(path: str) -> None:
+    """End with status 2 where the directory of `--ready-file` is not there: nobody would look into one made by us."""
+    if path and not (directory := Path(path).absolute().parent).is_dir():
+        fail(f"--ready-file: {path}: there is no directory {directory}")

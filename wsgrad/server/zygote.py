@@ -125,6 +125,9 @@ class Zygote:
                     [sys.executable, "-m", "wsgrad.devices.zygote", str(theirs.fileno())],
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
+                    # What ends the server's process group, such as Ctrl-C, is the server's to act on: it would end this
+                    # process while that does not ignore signals yet, and another would be started.
+                    process_group=0,
                 )
         except BaseException:
             ours.close()

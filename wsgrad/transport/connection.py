@@ -90,7 +90,8 @@ class Connection:
             shortcut: tried first on the payload of a message of up to 64 bytes that came whole. What it returns is the
                 message; its bulk then lies in fresh memory, and `destination` is not asked.
         """
-        self._framing = Framing(client=client)
+        most = max_bulk if isinstance(max_bulk, int) else max(map(max_bulk, bulk_kinds), default=0)
+        self._framing = Framing(client=client, max_nbytes=cbor.MAX_NBYTES + 9 + most)
         self._bulk_kinds = bulk_kinds
         self._max_bulk = max_bulk
         self._destination = destination

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from wsgrad.errors import ConnectionLost, Unauthorized
 from wsgrad.transport.handshake_blocking import open_websocket
 from wsgrad.transport.messages import SUBPROTOCOL
-from wsgrad.transport.tls import check_fingerprint, client_ssl_context
+from wsgrad.transport.tls import check_fingerprint, client_ssl_context, why_no_tls
 
 if TYPE_CHECKING:
     from wsgrad.transport.url import Endpoint
@@ -88,7 +88,7 @@ def _wrap(sock: socket.socket, endpoint: Endpoint, cafile: str | None) -> socket
     except TimeoutError as exc:
         raise TimeoutError(f"{endpoint.url} did not answer the TLS handshake") from exc
     except OSError as exc:
-        raise ConnectionLost(f"no encrypted connection to {endpoint.url}: {exc}") from exc
+        raise ConnectionLost(f"no encrypted connection to {endpoint.url}: {why_no_tls(exc)}") from exc
     try:
         if endpoint.sha256 is not None:
             check_fingerprint(wrapped.getpeercert(binary_form=True), endpoint.sha256)

@@ -131,6 +131,7 @@ class Framing:
         "_close",
         "_keys",
         "_keys_used",
+        "_max_nbytes",
         "_pong",
         "client",
         "close_received",
@@ -142,8 +143,15 @@ class Framing:
         "opcode",
     )
 
-    def __init__(self, *, client: bool) -> None:
+    def __init__(self, *, client: bool, max_nbytes: int) -> None:
+        """Begin.
+
+        Args:
+            client: whether we are the client.
+            max_nbytes: the most bytes of any message, and so of a frame.
+        """
         self.client = client
+        self._max_nbytes = max_nbytes
         self.fin = True
         self.opcode = BINARY
         self.nbytes = 0
@@ -202,6 +210,9 @@ class Framing:
                 raise ProtocolError(f"a frame's length of {nbytes} is not in its shortest form")
             if nbytes >> 63:
                 raise ProtocolError("a frame's length has its highest bit set")
+            if nbytes > self._max_nbytes:
+                limit = self._max_nbytes
+                raise ProtocolError(f"a frame of {nbytes} bytes is over the limit of {limit} bytes", close_code=1009)
         if masked:
             position += 4
             if position > end:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import ssl
+from typing import Final
 
 from wsgrad.errors import Unauthorized
 from wsgrad.transport.url import normal_fingerprint
+
+_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"})
 
 
 def client_ssl_context(*, fingerprint: str | None = None, cafile: str | None = None) -> ssl.SSLContext:
@@ -24,6 +27,14 @@ def client_ssl_context(*, fingerprint: str | None = None, cafile: str | None = N
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
+
+
+def why_no_tls(error: BaseException | None) -> str:
+    """What a handshake's failure means: a port without TLS hangs up, or answers what is none."""
+    reason = getattr(error, "reason", None)
+    if isinstance(error, ssl.SSLEOFError | ConnectionResetError | BrokenPipeError) or reason in _NO_TLS:
+        return "it does not speak TLS there; a server without --tls is reached by ws://"
+    return str(error)
 
 
 def certificate_fingerprint(der: bytes) -> str:
