@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -104,19 +104,26 @@ def test_a_signal_that_comes_while_the_server_stops_by_itself_does_not_change_it
             assert server.process.wait(20) == 0
 
 
+def zygote_of(pid):
+    """The process id of a server's zygote, as soon as there is one."""
+    while True:
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            with suppress(OSError):
+                if b"wsgrad.devices.zygote" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    return int(child)
+        time.sleep(0.001)
+
+
 def test_a_signal_to_the_whole_group_while_the_server_starts_leaves_the_zygote_to_it(tmp_path):
-    log = open(tmp_path / "log", "wb")  # noqa: SIM115
     command = [sys.executable, "-m", "wsgrad.server", "--port", "0"]
-    with (
-        log,
-        subprocess.Popen(command, stdout=log, stderr=log, process_group=0, env=environment()) as process,
-    ):
-        children = f"/proc/{process.pid}/task/{process.pid}/children"
-        while not (found := Path(children).read_text().split()):
-            time.sleep(0.001)
-        assert os.getpgid(int(found[0])) != process.pid
+    with open(tmp_path / "log", "wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, process_group=0, env=environment())
+    try:
+        zygote = zygote_of(process.pid)
         os.killpg(process.pid, signal.SIGINT)
         process.wait(20)
+    finally:
+        process.kill()
+        process.wait()
     assert b"starting another" not in (tmp_path / "log").read_bytes()
-    while Path(f"/proc/{found[0]}").exists():
-        time.sleep(0.01)
+    assert not Path(f"/proc/{zygote}").exists()
