@@ -225,7 +225,8 @@ def on_a_terminal(
 
 
 def test_a_terminal_is_shown_the_page_s_url_with_a_code_of_it(tmp_path):
-    output = on_a_terminal(tmp_path, "--host", "0.0.0.0", "--tls")
+    last_row = "\x1b\\[97;40m▀+\x1b"
+    output = on_a_terminal(tmp_path, "--host", "0.0.0.0", "--tls", wanted=last_row)
     node = re.search(r"WSGRAD_NODE_TOKEN=([\w-]+)", output)[1]
     page = re.search(r"becomes a device at (https://([\d.]+):\d+/#token=([\w-]+))\r\n", output)
     assert page[3] == node
