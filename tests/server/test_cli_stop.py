@@ -126,4 +126,7 @@ def test_a_signal_to_the_whole_group_while_the_server_starts_leaves_the_zygote_t
         process.kill()
         process.wait()
     assert b"starting another" not in (tmp_path / "log").read_bytes()
-    assert not Path(f"/proc/{zygote}").exists()
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{zygote}").exists():  # it follows the server; whoever inherits it collects it in their own time
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
