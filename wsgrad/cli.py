@@ -64,7 +64,7 @@ def _write_json(value: object, target: str) -> None:
 def _devices(arguments: argparse.Namespace) -> int:
     from wsgrad.client.buffer import size_in_words
 
-    table = _table("devices", "id", "label", "kind", "dialects", "processor", "memory", "compiler", "confined")
+    table = _table("devices", "id and label", "kind", "dialects", "processor", "memory", "compiler", "confined")
     rows = []
     with wsgrad.connect(arguments.url) as server:
         for device in server.devices:
@@ -72,8 +72,7 @@ def _devices(arguments: argparse.Namespace) -> int:
             rows.append(row)
             memory = row.get("memory")
             table.add_row(
-                device.id,
-                "" if device.label == device.id else device.label,
+                device.id if device.label == device.id else f"{device.id}\n{device.label}",
                 device.kind + (" (software)" if row.get("software") else ""),
                 ", ".join(device.dialects),
                 _processor(row),
