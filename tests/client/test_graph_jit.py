@@ -149,7 +149,7 @@ def test_a_jitted_function_called_by_another_or_in_a_recording_becomes_part_of_i
 
 def test_the_memory_of_the_first_call_is_not_kept(device, step):
     y, x = device.array(ints(1, 2)), device.array(ints(1, 2))
-    kept = weakref.ref(y._handle)
+    kept = weakref.ref(y._handle._lifetime)
     step(y, x)
     del y
     gc.collect()
