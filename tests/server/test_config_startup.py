@@ -1,13 +1,18 @@
 """What a server decides before it runs: cpu devices where programs can't be confined, and warnings."""
 
 import os
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from edge_port import TOKENS
 
+from wsgrad.devices.directories import NoHome
+from wsgrad.server import __main__ as program
 from wsgrad.server import addresses, startup
 from wsgrad.server.announce import announced
 from wsgrad.server.config import Config
+from wsgrad.server.tokens import Role, token_directory
 
 
 @pytest.fixture
@@ -63,6 +68,18 @@ def test_loopback_is_told_from_the_rest(host, loopback):
     assert addresses.is_loopback(host) is loopback
 
 
+def test_tokens_that_have_no_place_end_the_announcement_with_a_named_error(monkeypatch):
+    monkeypatch.setattr("wsgrad.server.announce.token_directory", refuse_home)
+    tokens = replace(TOKENS, generated=frozenset({Role.CLIENT}))
+    with pytest.raises(FileNotFoundError, match="set HOME") as caught, announced(Config(), tokens, 1, []):
+        raise AssertionError("it was announced")
+    assert caught.value.filename == "the file of tokens"
+
+
+def refuse_home(environment):
+    raise NoHome("this user has no home directory: set HOME")
+
+
 def test_a_file_of_tokens_goes_too_where_the_rest_of_the_announcement_fails(tmp_path):
     file = tmp_path / "ready.json"
     unwritable = os.open(os.devnull, os.O_RDONLY)
@@ -82,3 +99,23 @@ def test_a_port_that_browsers_refuse_is_warned_of():
     assert any("browsers connect to no port 6667" in warning for warning in warnings)
     _, warnings = startup.settle(Config(unconfined=True))
     assert not any("browsers" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize(
+    ("decide", "variable"),
+    [
+        (lambda: program._check_directories(Config()), "XDG_CACHE_HOME"),
+        (lambda: program._tls(Config(self_signed=True)), "XDG_STATE_HOME"),
+        (lambda: token_directory({}), "XDG_STATE_HOME"),
+    ],
+    ids=["caches", "certificate", "tokens"],
+)
+def test_a_user_without_a_home_is_told_what_to_set(decide, variable, monkeypatch):
+    def nowhere():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nowhere)
+    for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(NoHome, match=f"this user has no home directory: set HOME, or {variable}"):
+        decide()

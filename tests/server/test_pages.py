@@ -179,6 +179,9 @@ def test_an_installed_package_serves_its_own_pages(wheel, tmp_path):
             for path in page_files():
                 with urllib.request.urlopen(f"{url}/{path.name}", timeout=10) as answer:
                     assert answer.read() == path.read_bytes()
+            for route, name in (("/", "index.html"), ("/status", "status.html")):
+                with urllib.request.urlopen(url + route, timeout=10) as answer:
+                    assert answer.read() == (ROOT / "browser" / name).read_bytes()
     finally:
         process.terminate()
         process.wait(20)

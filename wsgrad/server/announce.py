@@ -6,6 +6,7 @@ A banner shows tokens to a terminal and nowhere else. Logs get none.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wsgrad.devices.directories import NoHome
 from wsgrad.server.addresses import is_loopback
 from wsgrad.server.config import fail, version
 from wsgrad.server.invitation import join_url, page_address, terminal_code
@@ -135,7 +137,10 @@ def _kept_up_to_date(tokens: Tokens, written: Mapping[Path, Callable[[], str]]) 
 
 
 def _keep(announcement: Announcement) -> Path:
-    path = token_directory(os.environ) / f"wsgrad-tokens-{announcement.port}.json"
+    try:
+        path = token_directory(os.environ) / f"wsgrad-tokens-{announcement.port}.json"
+    except NoHome as exc:  # as any other file that can't be written
+        raise FileNotFoundError(errno.ENOENT, str(exc), "the file of tokens") from exc
     write_private(path, announcement.tokens_json())
     _log.warning("the tokens of this server are in %s", path)
     return path
