@@ -7,11 +7,13 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import Final
 
 _PREFIX: Final = "wsgrad-driver-"
 _LOCK: Final = "lock"
+_NEW_SECONDS: Final = 60.0
 
 
 class Scratch:
@@ -39,6 +41,11 @@ def _sweep() -> None:
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             if path.is_symlink() or path.stat().st_uid != os.getuid():
+                continue
+            if not (path / _LOCK).exists():
+                # Just made, or left by a process that was ended while it cleared up.
+                if time.time() - path.stat().st_mtime > _NEW_SECONDS:
+                    shutil.rmtree(path, ignore_errors=True)
                 continue
             lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
