@@ -69,3 +69,10 @@ def test_close_code_of_a_protocol_error_travels_in_the_details():
     assert errors.ProtocolError("x").close_code == 1002
     assert errors.error_from_wire("ProtocolError", "x", {"close_code": 1009}).close_code == 1009
     assert errors.error_from_wire("ProtocolError", "x", {"close_code": "bad"}).close_code == 1002
+
+
+@pytest.mark.parametrize("code", ["DeviceError", "CompileError", "ProtocolError", "\x1b[2J"])
+def test_words_of_a_peer_can_not_command_a_terminal(code):
+    got = errors.error_from_wire(code, "1:2: é\n\tb\x1b]0;c\x07\r\u202ed", {})
+    assert str(got).endswith("1:2: é\n\tb ]0;c   d")
+    assert "\x1b" not in str(got)

@@ -106,11 +106,19 @@ def error_code(exc: BaseException) -> str:
 
 
 def error_from_wire(code: str, message: str, details: Mapping[str, object]) -> WsgradError:
-    """Builds the error a peer reported; a code this version does not know gives a `DeviceError` that names it."""
-    kind = _BY_CODE.get(code)
+    """Builds the error a peer reported; a code this version does not know gives a `DeviceError` that names it.
+
+    Its words may come from a stranger's node and end on a terminal, which they can't command: other characters than
+    printable ones, tabs and ends of lines become spaces.
+    """
+    kind, code, message = _BY_CODE.get(code), _readable(code), _readable(message)
     if kind is None:
         return DeviceError(f"{code}: {message}", details=details)
     if issubclass(kind, ProtocolError):
         close_code = details.get("close_code")
         return kind(message, close_code=close_code if isinstance(close_code, int) else 1002, details=details)
     return kind(message, details=details)
+
+
+def _readable(text: str) -> str:
+    return text if text.isprintable() else "".join(c if c.isprintable() or c in "\n\t" else " " for c in text)
