@@ -48,8 +48,8 @@ def test_browser_scripts_have_right_types():
     tsc = ROOT / "node_modules" / "typescript" / "bin" / "tsc"
     if not tsc.exists():
         if NODE_IS_REQUIRED:
-            pytest.fail("TypeScript is missing; scripts/test installs it with npm ci")
-        pytest.skip("TypeScript is missing: scripts/test installs it with npm ci where Node, npm and a network are")
+            pytest.fail("TypeScript is missing; scripts/test installs it with npm")
+        pytest.skip("TypeScript is missing: scripts/test installs it with npm where Node, npm and a network are")
     check("node", str(tsc), "--project", "browser")
 
 

@@ -19,7 +19,7 @@ def test_the_pages_cbor_reads_and_writes_what_cbor_x_does(seed):
             pytest.fail(
                 "Node or cbor-x is missing, and CI or WSGRAD_REQUIRE_NODE=1 asks for it; install nodejs and npm"
             )
-        pytest.skip("cbor-x is missing: scripts/test installs it with npm ci where Node, npm and a network are")
+        pytest.skip("cbor-x is missing: scripts/test installs it with npm where Node, npm and a network are")
     command = ["node", ROOT / "tests" / "js" / "cbor_fuzz.cjs", str(seed), "5000"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
