@@ -414,6 +414,7 @@ class DialInServer:
 
     def __init__(self, toolbox, directory):
         self._toolbox = toolbox
+        self._lock = threading.RLock()
         self._queues = {}
         with socket.create_server(("127.0.0.1", 0)) as listener:
             home = {"XDG_CACHE_HOME": str(directory), "XDG_STATE_HOME": str(directory)}
@@ -431,6 +432,26 @@ class DialInServer:
         assert isinstance(message, m.Join), message
         self.join = message
         self.send(m.Joined(m.VERSION, "test", "secret", {}))
+        self._over = threading.Event()
+        self._heart = threading.Thread(target=self._keep_alive)
+        self._heart.start()
+
+    def _keep_alive(self):
+        """Answer the node's heartbeats while no test waits for it, however long the tests between take."""
+        while not self._over.wait(1.0):
+            with self._lock:
+                self._take_waiting()
+                for event in [event for event in self._events if isinstance(event, Received)]:
+                    if isinstance(message := m.parse_message(event.head), m.Ping):
+                        self._events.remove(event)
+                        self.send(m.Pong(message.token))
+
+    def _take_waiting(self):
+        while select.select([self.socket], [], [], 0)[0]:
+            nbytes = self.socket.recv_into(self.connection.get_buffer())
+            self._events += self.connection.buffer_updated(nbytes) if nbytes else self.connection.eof()
+            if not nbytes:
+                return
 
     def _shake_hands(self):
         core = WSConnection(ConnectionType.SERVER)
@@ -442,43 +463,47 @@ class DialInServer:
                 return event
 
     def next(self):
-        while not self._events:
-            nbytes = self.socket.recv_into(self.connection.get_buffer())
-            self._events = self.connection.buffer_updated(nbytes) if nbytes else self.connection.eof()
-        event = self._events.pop(0)
+        with self._lock:
+            while not self._events:
+                nbytes = self.socket.recv_into(self.connection.get_buffer())
+                self._events = self.connection.buffer_updated(nbytes) if nbytes else self.connection.eof()
+            event = self._events.pop(0)
         if not isinstance(event, Received):
             return None
         return m.parse_message(event.head), event.bulk
 
     def send(self, message, bulk=None):
-        for buffer in self.connection.encode(cbor.encode(m.message_array(message)), bulk):
-            self.socket.sendall(buffer)
+        with self._lock:
+            for buffer in self.connection.encode(cbor.encode(m.message_array(message)), bulk):
+                self.socket.sendall(buffer)
 
     def receive(self, queue):
         """The next message for one queue; what comes for others is kept."""
         kept = self._queues.setdefault(queue, collections.deque())
         while not kept:
-            received = self.next()
-            if received is None:
-                return None
-            message = received[0]
-            if isinstance(message, m.Ping):
-                self.send(m.Pong(message.token))
-            elif not isinstance(message, m.Pong):
-                self._queues.setdefault(message.queue, collections.deque()).append(received)
+            with self._lock:
+                received = self.next()
+                if received is None:
+                    return None
+                message = received[0]
+                if isinstance(message, m.Ping):
+                    self.send(m.Pong(message.token))
+                elif not isinstance(message, m.Pong):
+                    self._queues.setdefault(message.queue, collections.deque()).append(received)
         return kept.popleft()
 
     def silent(self, queue):
         """Whether nothing has come for a queue so far."""
-        while select.select([self.socket], [], [], 0)[0]:
-            nbytes = self.socket.recv_into(self.connection.get_buffer())
-            self._events += self.connection.buffer_updated(nbytes) if nbytes else self.connection.eof()
-        return not self._queues.get(queue) and not any(e.head[1] == queue for e in self._events)
+        with self._lock:
+            self._take_waiting()
+            return not self._queues.get(queue) and not any(e.head[1] == queue for e in self._events)
 
     def open_queue(self, **options):
         return DialledRig(self._toolbox, self, options)
 
     def close(self):
+        self._over.set()
+        self._heart.join()
         self.socket.close()
         self.process.terminate()
         self.process.wait()

@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,7 @@ class TabServer(DialInServer):
 
     def __init__(self, toolbox):
         self._toolbox = toolbox
+        self._lock = threading.RLock()
         self._queues = {}
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.tab = FakeTab(f"ws://127.0.0.1:{listener.getsockname()[1]}")

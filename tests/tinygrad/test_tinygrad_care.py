@@ -193,9 +193,11 @@ for at in range(8):
     # As if the user pressed it: it lands wherever the program is at that moment.
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.05 + at * 0.0037)
-        train(10000)
+        # Pressed again where Python drops it, as it does in a destructor.
+        signal.setitimer(signal.ITIMER_REAL, 0.05 + at * 0.0037, 5)
+        train(1000000)
     except KeyboardInterrupt:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         interrupted += 1
 assert interrupted == 8
 assert train(60) < 1e-3

@@ -1,6 +1,6 @@
 """Clocks that are compared over a way that takes its time, and spans of what a link gives out."""
 
-import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +18,7 @@ class Way:
         self.now = 10**12
         self.ahead = ahead
         self.asked = []
-        monkeypatch.setattr(time, "monotonic_ns", lambda: self.now)
+        monkeypatch.setattr(tracing, "time", SimpleNamespace(monotonic_ns=lambda: self.now))
         self.alignment = Alignment(self.asked.append)
 
     def answer(self, there, back):
@@ -66,7 +66,7 @@ def test_an_answer_to_an_earlier_question_is_ignored(monkeypatch):
 
 def test_a_message_given_out_lasts_until_the_next_or_until_none_is_left(monkeypatch):
     now = iter(range(100, 1000, 100))
-    monkeypatch.setattr(tracing.time, "monotonic_ns", lambda: next(now))
+    monkeypatch.setattr(tracing, "time", SimpleNamespace(monotonic_ns=lambda: next(now)))
     link, spans = Link(), []
     link.observer = FrameWatch(lambda *span: spans.append(span))
     link.push(encode(message_array(Ack(1, 70000))))
