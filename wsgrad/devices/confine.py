@@ -21,20 +21,41 @@ if TYPE_CHECKING:
 
 _OPEN_FILES: Final = 64
 _EXIT_FAILED: Final = 3
-_DRIVER_FILES: Final = (
-    "/usr",
-    "/lib",
-    "/lib32",
-    "/lib64",
-    "/etc",
-    "/opt",
-    "/sys",
-    "/proc",
-    "/dev",
-    "/run/opengl-driver",
+_DRIVER_FILES: Final = ("/usr", "/lib", "/lib32", "/lib64", "/opt", "/sys", "/proc", "/run/opengl-driver")
+# Of the system's settings and devices only what drivers and loaders ask for: a server that runs as root could read all.
+_DRIVER_SETTINGS: Final = (
+    "/etc/ld.so.*",
+    "/etc/alternatives",
+    "/etc/vulkan",
+    "/etc/glvnd",
+    "/etc/egl",
+    "/etc/OpenCL",
+    "/etc/drirc",
+    "/etc/nvidia",
+    "/etc/amd",
+    "/etc/pocl",
+    "/etc/passwd",
+    "/etc/group",
+    "/etc/nsswitch.conf",
+    "/etc/localtime",
+    "/etc/machine-id",
+    "/etc/os-release",
+    "/etc/debian_version",
+    "/dev/zero",
+    "/dev/random",
+    "/dev/urandom",
 )
+_DRIVER_DIRECTORIES: Final = ("/dev", "/etc")
 _DRIVER_FILE_BYTES: Final = 64 << 20
-_DRIVER_DEVICES: Final = ("/dev/dri", "/dev/nvidia*", "/dev/kfd", "/dev/dxg", "/dev/mali*", "/dev/null")
+_DRIVER_DEVICES: Final = (
+    "/dev/dri",
+    "/dev/nvidia*",
+    "/dev/kfd",
+    "/dev/dxg",
+    "/dev/mali*",
+    "/dev/kgsl-3d0",
+    "/dev/null",
+)
 
 
 def prepare_node(*, keep: Collection[int], memory_bytes: int | None, required: bool = True) -> None:
@@ -63,27 +84,42 @@ def prepare_node(*, keep: Collection[int], memory_bytes: int | None, required: b
 def confine_driver(*, keep: Collection[int], scratch: str | None = None) -> None:
     """Confine a process that will load a graphics driver, as far as those bear it and this system can.
 
-    It can start no program, reach no TCP port where Landlock knows them, write to no file but the devices of graphics
-    cards, and read only what the system's drivers, this Python and this package consist of. Threads that are started
-    later are under the same rules. Other system calls are not filtered, and a driver's devices are open to it.
+    It can start no program, connect to nothing, signal, trace or slow down no other process, write to no file but the
+    devices of graphics cards, and read only what the system's drivers, this Python and this package consist of.
+    Threads that are started later are under the same rules. What it keeps: its memory, which may be made executable,
+    its descriptors, and the devices of graphics cards with all that their drivers in the kernel offer.
 
     Args:
         keep: descriptors that stay open.
         scratch: a directory to write to, for drivers that compile with programs: they may start the system's.
+
+    Raises:
+        OSError: a step that this system knows failed, or there are threads already, which Landlock does not reach.
     """
+    if sys.platform != "linux":
+        return  # `probe_driver_confinement` tells
+    if len(os.listdir("/proc/self/task")) > 1:
+        raise OSError(0, "threads were started before the process was confined")
     _close_all_but(keep)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (_DRIVER_FILE_BYTES, _DRIVER_FILE_BYTES))  # of memfds, as it has no other
     linux.no_new_privileges()
+    linux.drop_capabilities()
     if linux.landlock_version() > 0:
         package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         own = {*sys.path, sys.prefix, sys.base_prefix, package}
         readable = [path for path in (*_DRIVER_FILES, *sorted(own)) if path and os.path.exists(path)]
+        settings = [path for pattern in _DRIVER_SETTINGS for path in glob.glob(pattern)]
+        listed = [path for path in _DRIVER_DIRECTORIES if os.path.isdir(path)]
         devices = [path for pattern in _DRIVER_DEVICES for path in glob.glob(pattern)]
         if scratch is None:
-            linux.landlock(readable=readable, writable=devices)
+            linux.landlock(readable=[*readable, *settings], listed=listed, writable=devices)
         else:
-            linux.landlock(executable=readable, writable=[*devices, scratch])
+            linux.landlock(executable=readable, readable=settings, listed=listed, writable=[*devices, scratch])
+    architecture = seccomp.ARCHITECTURES.get(linux.MACHINE)
+    if architecture is not None:
+        filter_ = seccomp.driver_filter(architecture, process=os.getpid(), starts_programs=scratch is not None)
+        linux.load_filter(filter_, all_threads=True)
 
 
 def seal_node(*, required: bool = True) -> None:
@@ -111,6 +147,22 @@ def probe_node_confinement() -> list[str]:
     status, _ = _in_child(_confine_and_open)
     if not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSYS):
         missing.append(f"seccomp filters that are enforced (a forbidden call ended with status {status})")
+    return missing
+
+
+def probe_driver_confinement() -> list[str]:
+    """What this system lacks to confine a process that loads a driver, in words; an empty list means nothing."""
+    if sys.platform != "linux":
+        return [f"Linux (this is {os.uname().sysname if hasattr(os, 'uname') else sys.platform})"]
+    missing = []
+    if linux.landlock_version() == 0:
+        missing.append("Landlock, without which it can read this user's files (Linux 5.13 or newer)")
+    if linux.MACHINE not in seccomp.ARCHITECTURES:
+        missing.append(f"a filter of system calls for the machine {linux.MACHINE}")
+        return missing
+    status, words = _in_child(lambda report: confine_driver(keep=(report,)))
+    if status != 0:
+        missing.append(f"seccomp filters ({words or f'the confined process ended with status {status}'})")
     return missing
 
 

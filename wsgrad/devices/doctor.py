@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wsgrad.devices.compiler import compile_source, find_compiler, full_source
-from wsgrad.devices.confine import probe_node_confinement
+from wsgrad.devices.confine import probe_driver_confinement, probe_node_confinement
 from wsgrad.devices.sandbox import Profile, probe_compiler_confinement
 from wsgrad.devices.tinygrad.listing import PROBED, list_wrapped
 from wsgrad.devices.webgpu.listing import list_adapters
@@ -48,6 +48,7 @@ def examine() -> Iterator[Finding]:
     compiler = probe_compiler_confinement()
     yield _confinement("confinement of programs", node)
     yield _confinement("confinement of the compiler", compiler)
+    yield _drivers(probe_driver_confinement())
     yield from _cpu(Profile.NONE if compiler else Profile.NAMESPACES)
     yield _webgpu()
     yield _tinygrad()
@@ -63,6 +64,14 @@ def _confinement(subject: str, missing: list[str]) -> Finding:
         "missing: " + "; ".join(missing),
         "cpu devices are offered on loopback only, with a warning; --unconfined offers them everywhere",
     )
+
+
+def _drivers(missing: list[str]) -> Finding:
+    subject = "confinement of drivers"
+    if not missing:
+        return Finding(subject, True, "as far as drivers bear it, tried just now")
+    advice = "webgpu and tinygrad devices are offered all the same, with a warning"
+    return Finding(subject, False, "missing: " + "; ".join(missing), advice)
 
 
 def _cpu(profile: Profile) -> Iterator[Finding]:

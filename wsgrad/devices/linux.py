@@ -29,6 +29,7 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND = 1, 2, 4, 8, 32,
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
 
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_CAPABILITY_VERSION_3, _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 0x20080522, 1, 2
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _SYS_SECCOMP: Final = {"x86_64": 317, "aarch64": 277}
 _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC = 1, 1
@@ -82,6 +83,16 @@ def no_new_privileges() -> None:
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
 
 
+def drop_capabilities() -> None:
+    """Give up what a process of root may do beyond others, but for the files whose owners it is not; for good."""
+    kept = 1 << _CAP_DAC_OVERRIDE | 1 << _CAP_DAC_READ_SEARCH
+    header = struct.pack("<Ii", _CAPABILITY_VERSION_3, 0)
+    had = ctypes.create_string_buffer(24)
+    _check(_libc.capget(header, had), "capget")
+    effective, permitted = (number & kept for number in struct.unpack_from("<II", had))
+    _check(_libc.capset(header, struct.pack("<6I", effective, permitted, 0, 0, 0, 0)), "capset")
+
+
 def unshare(flags: int) -> None:
     _check(_libc.unshare(flags), f"unshare({flags:#x})")
 
@@ -105,11 +116,17 @@ def landlock_version() -> int:
     return max(0, int(_libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)))
 
 
-def landlock(*, readable: Iterable[str] = (), executable: Iterable[str] = (), writable: Iterable[str] = ()) -> None:
+def landlock(
+    *,
+    readable: Iterable[str] = (),
+    executable: Iterable[str] = (),
+    writable: Iterable[str] = (),
+    listed: Iterable[str] = (),
+) -> None:
     """Restrict this thread (and what it starts) to the given paths for good; no path means no file at all.
 
     Everything the kernel's version can handle is handled: all file rights, from version 4 TCP, from version 6 abstract
-    Unix sockets and signals to the outside.
+    Unix sockets and signals to the outside. Of a directory that is `listed` only names may be read.
     """
     version = landlock_version()
     if version == 0:
@@ -122,7 +139,8 @@ def landlock(*, readable: Iterable[str] = (), executable: Iterable[str] = (), wr
     try:
         read = FS_READ_FILE | FS_READ_DIR
         write = handled & ~(FS_EXECUTE | _FS_MAKE_CHAR | _FS_MAKE_BLOCK)
-        for paths, rights in ((readable, read), (executable, read | FS_EXECUTE), (writable, write)):
+        executed, names = read | FS_EXECUTE, FS_READ_DIR
+        for paths, rights in ((readable, read), (executable, executed), (writable, write), (listed, names)):
             for path in paths:
                 _add_rule(ruleset, path, rights & handled)
         _check(_libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0), "landlock_restrict_self")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from wsgrad.devices.confine import probe_node_confinement
+from wsgrad.devices.confine import probe_driver_confinement, probe_node_confinement
 from wsgrad.devices.sandbox import probe_compiler_confinement
 from wsgrad.server.addresses import is_loopback
 
@@ -36,6 +36,10 @@ def settle(config: Config) -> tuple[Config, list[str]]:
         warnings.append(f"browsers connect to no port {config.port}: tabs can't join; choose another with --port")
     config, more = _settle_wrapped(config)
     warnings += more
+    driven = [kind for kind in config.devices if kind != "cpu"]
+    if driven and (missing := probe_driver_confinement()):
+        lacks = "; ".join(missing)
+        warnings.append(f"{', '.join(driven)}: its processes can't be confined fully: this system lacks {lacks}")
     if "cpu" not in config.devices:
         return config, warnings
     if config.unconfined:
@@ -43,11 +47,11 @@ def settle(config: Config) -> tuple[Config, list[str]]:
             "--unconfined: programs of clients are confined only as far as this system can, perhaps not at all"
         )
         return config, warnings
-    missing = {f"node processes: {what}" for what in probe_node_confinement()}
-    missing |= {f"the compiler: {what}" for what in probe_compiler_confinement()}
-    if not missing:
+    unmet = {f"node processes: {what}" for what in probe_node_confinement()}
+    unmet |= {f"the compiler: {what}" for what in probe_compiler_confinement()}
+    if not unmet:
         return config, warnings
-    lacks = "; ".join(sorted(missing))
+    lacks = "; ".join(sorted(unmet))
     if is_loopback(config.host) and not config.join:
         warnings.append(f"programs of clients can't be confined fully: this system lacks for {lacks}")
         return replace(config, unconfined=True), warnings

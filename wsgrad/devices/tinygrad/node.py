@@ -1,8 +1,8 @@
 """The process of one session on one of tinygrad's devices: confines itself and opens it; the rest is `driver.py`'s.
 
 Compilers are programs that it has to start, and they write files: it may start what the system has, and write to a
-directory of its own. Nothing filters its system calls, and where kernels run on the processor they are machine code of
-the client's, so a server that others can reach offers these devices only with `--unconfined`.
+directory of its own. Where kernels run on the processor they are machine code of the client's, which is held back by
+what drivers bear and by no more, so a server that others can reach offers these devices only with `--unconfined`.
 """
 
 from __future__ import annotations

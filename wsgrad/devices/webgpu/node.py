@@ -2,7 +2,8 @@
 
 The drivers bear only a part of the confinement that programs in C are under, but no program in WGSL is machine code of
 a client's: what it may do is what the driver makes of it. Before a driver is loaded the process gives up new
-privileges, everything that could be executed, and all files but those that drivers read and their devices.
+privileges, everything that could be executed, all files but those that drivers read and their devices, and the system
+calls that no driver needs.
 """
 
 from __future__ import annotations
