@@ -11,6 +11,7 @@ from wire import Wire
 from wsgrad.client.arrays import MemorySource, sink_of
 from wsgrad.client.handle import Handle
 from wsgrad.client.outbox import WINDOW
+from wsgrad.client.signature import words_of
 from wsgrad.errors import (
     CompileError,
     ConnectionLost,
@@ -52,6 +53,7 @@ def wire():
 def queue(wire):
     queue = wire.session.open_queue("n/cpu/0")
     assert wire.pump() == [(Open(0, "n/cpu/0", {}), None)]
+    queue.life.words[0] = words_of("")
     return queue
 
 
@@ -70,15 +72,39 @@ def read(queue, count=4):
     return target, queue.read(7, count, sink_of(target), lambda _: target)
 
 
+PLAIN = words_of("").pack(0, 0)
+"""A packed launch of program 0, without arguments."""
+
+
 def test_commands_and_launches_are_numbered_in_the_order_they_were_issued(wire, queue):
     queue.command(Alloc(0, 64))
-    queue.launches.append(b"\1\0\0\0\0\0\0\0")
-    queue.launches.append(b"\2\0\0\0\0\0\0\0")
+    queue.launches.extend([PLAIN] * 3)
     queue.command(Alloc(1, 64))
     said = wire.flush()
     assert [type(message) for message, _ in said] == [Batch, Launches, Batch]
-    assert commands(said) == [(1, Alloc(0, 64)), (4, Alloc(1, 64))]
-    assert said[1] == (Launches(0, 2, 2), b"\1\0\0\0\0\0\0\0\2\0\0\0\0\0\0\0")
+    assert commands(said) == [(1, Alloc(0, 64)), (5, Alloc(1, 64))]
+    assert said[1] == (Launches(0, 2, 3), PLAIN * 3)
+
+
+def test_a_launch_or_two_travel_with_the_commands_around_them(wire, queue):
+    queue.life.words[3] = words_of("pfqxQd")
+    values = [5, 0.5, -(1 << 40), 1 << 63, float("inf")]
+    launch = Launch(3, [7], None, values, False)
+    words = queue.life.words[3].pack(3, 7, *values)
+    queue.launches.append(words)
+    read(queue)
+    queue.launches.append(PLAIN)
+    queue.launches.append(PLAIN)
+    [(message, _)] = said = wire.flush()
+    assert isinstance(message, Batch)
+    assert commands(said) == [
+        (1, launch),
+        (2, Read(7, 0, 4)),
+        (3, Launch(0, None, None, [], False)),
+        (4, Launch(0, None, None, [], False)),
+    ]
+    queue.launches.append(words)
+    assert wire.flush() == [(Launches(0, 5, 1), words)]
 
 
 def test_many_large_launches_travel_in_messages_of_at_most_64_kib(wire, queue):
@@ -92,11 +118,11 @@ def test_many_large_launches_travel_in_messages_of_at_most_64_kib(wire, queue):
 
 def test_a_free_follows_the_launches_that_were_issued_before_it(wire, queue):
     handle = Handle(queue.life.buffers.take(), queue.life)
-    queue.launches.append(b"\0" * 8)
+    queue.launches.extend([PLAIN] * 3)
     del handle
     said = wire.flush()
     assert [type(message) for message, _ in said] == [Launches, Batch]
-    assert commands(said) == [(2, Free(0))]
+    assert commands(said) == [(4, Free(0))]
 
 
 def test_an_allocation_follows_the_frees_of_what_was_given_back_before_it(wire, queue):
@@ -104,9 +130,9 @@ def test_an_allocation_follows_the_frees_of_what_was_given_back_before_it(wire, 
         buffer = queue.life.buffers.take()
         handle = Handle(buffer, queue.life)
         queue.alloc(buffer, size)
-        queue.launches.append(b"\1\0\0\0\0\0\0\0")
+        queue.launches.extend([PLAIN] * 3)
         del handle
-    assert commands(wire.flush()) == [(1, Alloc(0, 64)), (3, Free(0)), (4, Alloc(1, 32)), (6, Free(1))]
+    assert commands(wire.flush()) == [(1, Alloc(0, 64)), (5, Free(0)), (6, Alloc(1, 32)), (10, Free(1))]
 
 
 def test_an_id_is_used_again_only_after_its_free_was_acknowledged(wire, queue):
@@ -488,6 +514,7 @@ def test_with_debugging_an_error_names_the_line_that_issued_the_command():
     wire = Wire(debug=True)
     queue = wire.session.open_queue("n/cpu/0")
     queue.command(Alloc(0, 4), line="mine.py:3")
+    queue.life.words[0] = words_of("")
     queue.launches.append(b"\0" * 8)
     queue.lines.append("mine.py:4")
     wire.flush()
@@ -524,7 +551,8 @@ def test_any_order_of_issuing_answering_and_dropping_runs_each_command_once_in_o
                 queue.command(Alloc(issued, 4))
             case "launch":
                 issued += 1
-                queue.launches.append(issued.to_bytes(4, "little") * 2)
+                queue.life.words[issued] = words_of("i")
+                queue.launches.append(queue.life.words[issued].pack(issued, 0, issued))
             case "flush":
                 wire.flush()
             case "cut":
@@ -543,11 +571,15 @@ def heard_numbers(wire):
     numbers = []
     for message, bulk in wire.heard:
         if isinstance(message, Batch):
-            numbers += [message.first + index for index in range(len(message.commands))]
+            for number, command in enumerate(message.commands, message.first):
+                numbers.append(number)
+                if isinstance(launch := parse_command(command), Launch):
+                    assert (launch.program, launch.arguments) == (number, [number])
         elif isinstance(message, Launches):
             numbers += range(message.first, message.first + message.count)
-            words = np.frombuffer(bulk, np.uint32)[::2]
-            assert words.tolist() == list(range(message.first, message.first + message.count))
+            words = np.frombuffer(bulk, np.uint32).reshape(-1, 3)
+            expected = [[number, 0, number] for number in range(message.first, message.first + message.count)]
+            assert words.tolist() == expected
     return numbers
 
 

@@ -10,8 +10,11 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from wsgrad.errors import LimitExceeded
+from wsgrad.transport.commands import Launch
 
 if TYPE_CHECKING:
+    from struct import Struct
+
     from wsgrad.client.handle import Reference
     from wsgrad.client.waits import Failure
 
@@ -74,9 +77,10 @@ class Life:
         handles: what handles will leave behind, by its key: a weak reference works only while somebody holds it.
         buffers: ids of buffers and views.
         programs: ids of programs.
+        words: how the launches of each program that was launched packed are laid out, by its id.
     """
 
-    __slots__ = ("__weakref__", "_freeing", "buffers", "dead", "freed", "handles", "programs")
+    __slots__ = ("__weakref__", "_freeing", "buffers", "dead", "freed", "handles", "programs", "words")
 
     def __init__(self, *, max_buffers: int, max_programs: int) -> None:
         self.dead: Failure | None = None
@@ -85,6 +89,13 @@ class Life:
         self._freeing: deque[tuple[int, int]] = deque()
         self.buffers = Ids(max_buffers, "buffers and views", "--max-buffers")
         self.programs = Ids(max_programs, "programs", "--max-programs")
+        self.words: dict[int, Struct] = {}
+
+    def unpacked(self, words: bytes) -> Launch:
+        """A packed launch as a command."""
+        program = int.from_bytes(words[:4], "little")
+        _, grid, *values = self.words[program].unpack(words)
+        return Launch(program, [grid] if grid else None, None, values, False)
 
     def take_freed(self) -> list[int]:
         """The keys of the handles that were given back since the last time."""

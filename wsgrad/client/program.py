@@ -23,6 +23,7 @@ from wsgrad.client.signature import (
     c_probe,
     make_packer,
     plain_scalar,
+    words_of,
 )
 from wsgrad.client.waits import settled
 from wsgrad.errors import LaunchError, LimitExceeded
@@ -218,6 +219,7 @@ class BaseProgram:
             return
         types = tuple(map(type, dressed))
         packer = make_packer(signature, variant.handle.id, queue.life, types)
+        queue.life.words[variant.handle.id] = words_of(signature)
         if not constants and dressed is arguments:
             self._packers[types] = packer
         if len(queue.launches) >= MAX_PACKED:

@@ -59,6 +59,9 @@ MAX_PACKED = 512
 """So many launches are collected before they are sent."""
 _MAX_BATCH_NBYTES = 32 << 10
 _U31 = 0x7FFFFFFF
+# So many launches travel as commands of a batch where there is one: a message of their own costs each end more than
+# packing them saves.
+_FEW_LAUNCHES = 2
 
 
 class Queue:
@@ -178,7 +181,7 @@ class Queue:
         if nbytes <= INLINE_BYTES:
             incoming = Incoming(nbytes, sink, finish, lambda: self._withdraw_read(incoming, None))
             if self.launches:
-                self._take_launches()
+                self._take_launches(followed=True)
             if nbytes <= MAX_DATA and not self._batch:
                 incoming.number = self._take_number(line)
                 self.outbox.put(request(self.number, incoming.number, buffer, nbytes), None, incoming.number)
@@ -218,7 +221,7 @@ class Queue:
     ) -> Wait[T]:
         """Wait for everything issued so far."""
         if self.launches:
-            self._take_launches()
+            self._take_launches(followed=False)
         return self.pending.until(self._next - 1, finish, withdraw=withdraw)
 
     def program(
@@ -319,13 +322,16 @@ class Queue:
         # Taken before the launches are: a launch precedes the free of its arguments.
         freed = self.life.take_freed()
         if self.launches:
-            self._take_launches()
+            self._take_launches(followed=bool(freed))
         for key in freed:
             self.life.freeing(key, self.command(Free(key) if key >= 0 else Drop(~key)))
 
     def _append(self, array: list[object], nbytes: int, line: str) -> int:
         if self.launches:
-            self._take_launches()
+            self._take_launches(followed=True)
+        return self._put(array, nbytes, line)
+
+    def _put(self, array: list[object], nbytes: int, line: str) -> int:
         if self._batch_nbytes + nbytes > _MAX_BATCH_NBYTES:
             self._close_batch()
         self._batch.append(array)
@@ -353,7 +359,7 @@ class Queue:
 
     def _close_all(self) -> None:
         if self.launches:
-            self._take_launches()
+            self._take_launches(followed=False)
         self._close_batch()
 
     def _close_batch(self) -> None:
@@ -364,14 +370,18 @@ class Queue:
             self._batch = []
             self._batch_nbytes = 0
 
-    def _take_launches(self) -> None:
-        self._close_batch()
+    def _take_launches(self, *, followed: bool) -> None:
         count = len(self.launches)
         packed = self.launches[:count]
         del self.launches[:count]
         if self.debug:
             self._issued_at.extend(zip(range(self._next, self._next + count), self.lines[:count], strict=False))
             del self.lines[:count]
+        if count <= _FEW_LAUNCHES and (followed or self._batch):
+            for launch in packed:
+                self._put(command_array(self.life.unpacked(launch)), 64 + 3 * len(launch), "")
+            return
+        self._close_batch()
         words = b"".join(packed)
         if len(words) <= MAX_WORDS_BYTES:
             self._put_launches(words, count)

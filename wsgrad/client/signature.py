@@ -91,6 +91,11 @@ def plain_scalar(letter: str, value: Any) -> int | float:  # noqa: ANN401
     return integer
 
 
+def words_of(signature: str) -> Struct:
+    """How a packed launch is laid out: the program, the grid or 0, and the arguments but for the index."""
+    return Struct("<II" + "".join(_FORMATS[letter] for letter in signature))
+
+
 def make_packer(signature: str, program: int, life: object, types: tuple[type, ...]) -> Callable[..., bytes]:
     """Make a function `pack(grid, *arguments)` that returns the words of one launch.
 
@@ -116,8 +121,7 @@ def make_packer(signature: str, program: int, life: object, types: tuple[type, .
         "        raise ValueError\n"
         f"    return words({', '.join([str(program), 'grid', *values])})\n"
     )
-    words = Struct("<II" + "".join(_FORMATS[letter] for letter in signature)).pack
-    scope: dict[str, Any] = {"words": words, "life": life}
+    scope: dict[str, Any] = {"words": words_of(signature).pack, "life": life}
     exec(source, scope)  # made of letters and numbers only
     pack: Callable[..., bytes] = scope["pack"]
     return pack
