@@ -16,6 +16,8 @@ const executor = (() => {
   const graphs = typeof replay === 'undefined' ? module?.require('./replay.js') : replay;
   /** @type {typeof trace} */
   const tracing = typeof trace === 'undefined' ? module?.require('./trace.js') : trace;
+  /** @type {typeof soon} */
+  const later = typeof soon === 'undefined' ? module?.require('./soon.js') : soon;
   const { KIND, COMMAND, ProtocolError, CommandError } = wire;
   const { SPAN } = tracing;
 
@@ -93,6 +95,7 @@ const executor = (() => {
       this.busy = false;
       this.held = false;
       this.closed = false;
+      this.submitSoon = new later.Soon(() => this.guard(() => this.submit()));
     }
 
     /**
@@ -104,7 +107,10 @@ const executor = (() => {
       if (this.closed) return;
       this.guard(() => {
         this.take(message, bulk ?? NOTHING);
-        this.advance();
+        this.work();
+        // A read of what launches wrote mostly comes right behind them, and then shares their submission.
+        if (message.kind === KIND.LAUNCHES) this.submitSoon.ask();
+        else this.submit();
       });
     }
 
@@ -143,6 +149,7 @@ const executor = (() => {
     close() {
       if (this.closed) return;
       this.closed = this.answers.over = this.transfers.closed = true;
+      this.submitSoon.close();
       this.tasks = [];
       this.graphs.close();
       this.ranges.clear();
@@ -223,6 +230,11 @@ const executor = (() => {
     }
 
     advance() {
+      this.work();
+      this.submit();
+    }
+
+    work() {
       while (!this.busy && !this.held && !this.closed) {
         if (!this.transfers.pump()) break;
         if (this.tasks.length === 0) break;
@@ -237,6 +249,10 @@ const executor = (() => {
           });
         }
       }
+    }
+
+    /** Gives the device what has come, and sees to it that the server is told when that is over. */
+    submit() {
       if (this.closed) return;
       this.runtime.flush();
       this.runtime.trace?.settle();

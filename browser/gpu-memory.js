@@ -42,9 +42,7 @@ const gpuMemory = (() => {
       this.open = null;
       /** @type {Promise<unknown>} settles when the downloads so far have been sent. */
       this.downloads = Promise.resolve();
-      /** @type {MessageChannel | null} wakes this thread in a task of its own, to flush for reads nobody flushed for. */
-      this.channel = null;
-      this.flushAsked = false;
+      this.flushSoon = new soon.Soon(() => this.queue.flush());
     }
 
     // -- memory
@@ -100,7 +98,7 @@ const gpuMemory = (() => {
 
     /** Wakes nobody any more; the buffers go with their device. */
     close() {
-      this.channel?.port1.close();
+      this.flushSoon.close();
     }
 
     // -- in
@@ -152,7 +150,8 @@ const gpuMemory = (() => {
       }
       const page = this.page();
       this.queue.encoder().copyBufferToBuffer(memory.buffer, start, page.buffer, page.used, length);
-      this.flushSoon();
+      // Reads that nobody flushes for would wait for ever; those of one task still share a submission.
+      this.flushSoon.ask();
       return new Promise((resolve, reject) => {
         page.reads.push({ start: page.used, skip: offset - start, nbytes, resolve, reject });
         page.used += length;
@@ -268,21 +267,6 @@ const gpuMemory = (() => {
       // A map fails before the browser says that the device is lost.
       await Promise.race([this.queue.lost, new Promise((resolve) => setTimeout(resolve, 1000))]);
       return this.queue.failure ?? new GpuError('DeviceError', `the GPU gave no bytes back: ${error}`);
-    }
-
-    /** Reads that nobody flushes for would wait for ever; those of one task still share a submission. */
-    flushSoon() {
-      if (this.flushAsked) return;
-      this.flushAsked = true;
-      let { channel } = this;
-      if (!channel) {
-        channel = this.channel = new MessageChannel();
-        channel.port1.onmessage = () => {
-          this.flushAsked = false;
-          this.queue.flush();
-        };
-      }
-      channel.port2.postMessage(null);
     }
   }
 

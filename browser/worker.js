@@ -3,6 +3,7 @@
 
 importScripts(
   'cbor.js',
+  'soon.js',
   'wgsl.js',
   'gpu-queue.js',
   'gpu-copy.js',

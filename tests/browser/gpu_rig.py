@@ -10,7 +10,18 @@ from typing import Any
 
 import numpy as np
 
-SCRIPTS = ("cbor", "wgsl", "gpu-queue", "gpu-copy", "gpu-memory", "gpu-program", "gpu-launch", "gpu-graph", "gpu")
+SCRIPTS = (
+    "cbor",
+    "soon",
+    "wgsl",
+    "gpu-queue",
+    "gpu-copy",
+    "gpu-memory",
+    "gpu-program",
+    "gpu-launch",
+    "gpu-graph",
+    "gpu",
+)
 RIG = "./gpu_rig.js"
 
 
