@@ -330,6 +330,8 @@ const node = (() => {
       this.attached.set(queue, attached);
       try {
         if (device !== 0) throw new wire.CommandError('DeviceError', `there is no device ${device} here`);
+        // The server may not have heard of it yet.
+        if (this.paused) throw new wire.CommandError('DeviceError', 'this tab is paused by its owner');
         const limit = (/** @type {string} */ key) => {
           const value = options.get(key);
           return typeof value === 'number' && value > 0 ? value : undefined;

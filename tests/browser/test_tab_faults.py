@@ -102,9 +102,13 @@ def test_our_page_lends_the_gpu_once_a_person_allows_it(browser, tmp_path):
             assert not [device for device in client.devices if device.kind == "browser"]
             tab.evaluate("(document.getElementById('consent').requestSubmit(), true)")
             device = client.wait_for_device("browser", timeout=30)
-            assert device.array(np.arange(4)).numpy().tolist() == [0, 1, 2, 3]
+            array = device.array(np.arange(4))
+            assert array.numpy().tolist() == [0, 1, 2, 3]
             name = device.id
             tab.call("Page.reload")
+            with pytest.raises(wsgrad.DeviceLost):
+                while True:
+                    array.numpy()
             again = client.wait_for_device("browser", timeout=30)
             assert again.id == name
         assert not [line for line in tab.console if "rror" in line]
