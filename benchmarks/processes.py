@@ -47,23 +47,42 @@ def tree_pss_bytes(pid: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ServerProcess:
-    """A running `wsgrad-serve`: its URL with the token, and its process id."""
+    """A running `wsgrad-serve`: its URL with the token, its process id, and the token of nodes."""
 
     url: str
     pid: int
+    node_token: str = ""
 
 
 @contextmanager
 def server_process(arguments: Sequence[str] = ()) -> Iterator[ServerProcess]:
     """A real server on a free port of loopback; it ends with the block."""
+    with _serving(["--port", "0", *arguments], {}) as (ready, pid):
+        yield ServerProcess(ready["url"], pid, ready["node_token"])
+
+
+@contextmanager
+def joined_process(server: ServerProcess, name: str, state: str, arguments: Sequence[str] = ()) -> Iterator[int]:
+    """A machine of that name that has joined a server, and keeps what it has to in a directory; gives its process id."""
+    address = server.url.partition("#")[0]
+    variables = {"WSGRAD_NODE_TOKEN": server.node_token, "XDG_STATE_HOME": state}
+    with _serving(["--join", address, "--name", name, *arguments], variables) as (_, pid):
+        yield pid
+
+
+@contextmanager
+def _serving(arguments: Sequence[str], variables: dict[str, str]) -> Iterator[tuple[dict[str, str], int]]:
     reading, writing = os.pipe()
-    command = [sys.executable, "-m", "wsgrad.server", "--port", "0", "--log-level", "warning", *arguments]
-    process = subprocess.Popen([*command, "--ready-fd", str(writing)], pass_fds=[writing], stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "wsgrad.server", "--log-level", "warning", *arguments]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WSGRAD_")} | variables
+    process = subprocess.Popen(
+        [*command, "--ready-fd", str(writing)], pass_fds=[writing], stdout=subprocess.DEVNULL, env=environment
+    )
     os.close(writing)
     try:
         with os.fdopen(reading) as pipe:
-            ready = json.loads(pipe.readline())
-            yield ServerProcess(ready["url"], process.pid)
+            # Read to its end only when it ends: a server stops where nobody reads this any more.
+            yield json.loads(pipe.readline()), process.pid
     finally:
         process.send_signal(signal.SIGTERM)
         try:

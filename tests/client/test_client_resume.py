@@ -7,17 +7,16 @@ import time
 import numpy as np
 import pytest
 import trio
-from cutting_proxy import Proxy
 from kernels import COUNT
 
 import wsgrad
+from benchmarks.faulty import FaultyLink
 
 
 @pytest.fixture
 def proxy(url):
-    proxy = Proxy(url)
-    yield proxy
-    proxy.close()
+    with FaultyLink(url) as link:
+        yield link
 
 
 def test_a_session_goes_on_after_a_cut(proxy):

@@ -9,11 +9,11 @@ import signal
 import numpy as np
 import pytest
 import trio
-from cutting_proxy import Proxy
 from graph_servers import ADD, CRASH, SPIN, embedded, ints
 from real_servers import running
 
 import wsgrad
+from benchmarks.faulty import FaultyLink
 from wsgrad.transport.url import InvalidUrl
 
 N = 700_000  # int32: 2.8 MB, three chunks
@@ -283,9 +283,8 @@ def test_what_fails_in_a_graph_on_one_server_fails_on_the_other_and_names_the_it
 
 @pytest.fixture
 def proxy(urls):
-    proxy = Proxy(urls[1])
-    yield proxy
-    proxy.close()
+    with FaultyLink(urls[1]) as link:
+        yield link
 
 
 def crossing(a, b):

@@ -1,0 +1,206 @@
+"""Random programs on real servers by way of links that fail: `python -m benchmarks.soak chaos --faults 1000 --seed 1`.
+
+Each round is a program of its own with links of its own, of the blocking or the trio face, over devices of one or two
+servers and of a machine that has joined. What fails in a round follows from the seed and the round's number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import trio
+
+import wsgrad
+from benchmarks.faulty import FaultyLink, Kind
+from benchmarks.processes import joined_process, server_process
+from benchmarks.random_work import Tally, Work, run_blocking, run_trio
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+T = TypeVar("T")
+
+_BLACK_HOLE_EVERY: Final = 25
+"""So many rounds bring one black hole, which costs its 15 s of silence."""
+_TRIES: Final = 200
+_ROUND_SECONDS: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a round is made of."""
+
+    face: str
+    servers: int
+    steps: int
+    cache: bool
+    weights: dict[Kind, float] | None
+    most: int | None = None
+
+
+def shape_of(seed: int, number: int, *, steps: int) -> Shape:
+    """The shape of a round."""
+    rng = random.Random(f"shape/{seed}/{number}")
+    face = ("blocking", "trio")[number % 2]
+    black = number % _BLACK_HOLE_EVERY == _BLACK_HOLE_EVERY - 1
+    return Shape(
+        face,
+        rng.choice((1, 2)),
+        steps,
+        rng.random() < 0.3,
+        {"black hole": 1.0} if black else None,
+        1 if black else None,
+    )
+
+
+@contextmanager
+def farm(*, joined: bool = True) -> Iterator[list[str]]:
+    """Two servers, of which the second doesn't dial the first; a machine joins the first. Gives their addresses."""
+    with ExitStack() as stack:
+        arguments = ("--cpu-threads", "1", "--resume-grace", "30")
+        first = stack.enter_context(server_process(("--device", "cpu*2", *arguments)))
+        second = stack.enter_context(server_process(("--device", "cpu*2", "--allow-peer", "192.0.2.1", *arguments)))
+        if joined:
+            state = stack.enter_context(tempfile.TemporaryDirectory())
+            stack.enter_context(joined_process(first, "joined", state))
+        yield [first.url, second.url]
+
+
+def run_round(urls: Sequence[str], seed: int, number: int, *, steps: int) -> tuple[Tally, Counter[Kind]]:
+    """One round; returns what it did and what failed."""
+    shape = shape_of(seed, number, steps=steps)
+    faults: Counter[Kind] = Counter()
+    with ExitStack() as stack:
+        links = [
+            stack.enter_context(
+                FaultyLink(url, seed=f"{seed}/{number}/{index}", weights=shape.weights, most=shape.most)
+            )
+            for index, url in enumerate(urls[: shape.servers])
+        ]
+        if shape.face == "trio":
+            tally = trio.run(_in_trio, links, shape, seed, number)
+        else:
+            tally = _blocking(links, shape, seed, number)
+        for link in links:
+            faults += link.faults
+    return tally, faults
+
+
+def _blocking(links: Sequence[FaultyLink], shape: Shape, seed: int, number: int) -> Tally:
+    with ExitStack() as stack:
+        servers = []
+        for link in links:
+            servers.append(stack.enter_context(_persistent(partial(wsgrad.connect, link.url, cache=shape.cache))))
+        work = Work(_devices(servers), f"{seed}/{number}")
+        run_blocking(work.steps(count=shape.steps))
+        _calm(links, number)
+    return work.tally
+
+
+async def _in_trio(links: Sequence[FaultyLink], shape: Shape, seed: int, number: int) -> Tally:
+    async with AsyncExitStack() as stack:
+        servers = []
+        for link in links:
+
+            async def opened(url: str = link.url) -> wsgrad.AsyncServer:
+                return await stack.enter_async_context(wsgrad.open_server(url, cache=shape.cache))
+
+            servers.append(await _persistently(opened))
+        work = Work(_devices(servers), f"{seed}/{number}")
+        await run_trio(work.steps(count=shape.steps))
+        _calm(links, number)
+    return work.tally
+
+
+def _persistent(open_it: Callable[[], T]) -> T:
+    """Opening a session is no part of one: what fails then is told, and tried again."""
+    for _ in range(_TRIES):
+        try:
+            return open_it()
+        except (wsgrad.ConnectionLost, TimeoutError, OSError):
+            continue
+    return open_it()
+
+
+async def _persistently(open_it: Callable[[], Awaitable[T]]) -> T:
+    for _ in range(_TRIES):
+        try:
+            return await open_it()
+        except (wsgrad.ConnectionLost, TimeoutError, OSError):
+            await trio.sleep(0)
+    return await open_it()
+
+
+def _calm(links: Sequence[FaultyLink], number: int) -> None:
+    """Every other session says good-bye over a link that holds."""
+    if number // 2 % 2:
+        for link in links:
+            link.failing = False
+
+
+def _devices(servers: Sequence[Any]) -> list[Any]:
+    return [device for server in servers for device in server.devices if device.kind == "cpu"]
+
+
+def soak(
+    *, faults: int, seed: int, steps: int, first: int = 0, rounds: int | None = None, verbose: bool = False
+) -> bool:
+    """Run rounds until so many faults have come; returns whether everything was right."""
+    tally, total = Tally(), Counter[Kind]()
+    started, number = time.monotonic(), first
+    with farm() as urls:
+        while total.total() < faults and (rounds is None or number < first + rounds):
+            faulthandler.dump_traceback_later(_ROUND_SECONDS, exit=True)
+            print(f"\rround {number}: {total.total()} faults, {tally.commands} commands ", end="", flush=True)
+            done, failed = run_round(urls, seed, number, steps=steps)
+            faulthandler.cancel_dump_traceback_later()
+            if verbose or not done.right:
+                print(f"\nround {number} {shape_of(seed, number, steps=steps).face}: {dict(failed)}")
+            for line in done.said:
+                print(f"  {line}")
+            tally.add(done)
+            total += failed
+            number += 1
+    seconds = time.monotonic() - started
+    print(
+        f"\rseed {seed}, rounds {first} to {number - 1}, {seconds:.0f} s; again with --seed {seed} --first N --rounds 1"
+    )
+    print(f"faults: {total.total()} ({', '.join(f'{count} {kind}' for kind, count in total.most_common())})")
+    print(f"commands: {tally.commands}, results compared: {tally.checks}")
+    print(f"wrong results: {tally.wrong}, lost commands: {tally.lost}, run twice: {tally.twice}")
+    return tally.right
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Soak, print the counts; exit status 1 if anything was wrong."""
+    parser = argparse.ArgumentParser(prog="soak chaos", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--faults", type=int, default=1000, help="stop after so many")
+    parser.add_argument("--seed", type=int, default=1, help="what everything follows from")
+    parser.add_argument("--steps", type=int, default=60, help="steps of each round's program")
+    parser.add_argument("--first", type=int, default=0, help="the round to begin with")
+    parser.add_argument("--rounds", type=int, help="so many rounds at most")
+    parser.add_argument("--verbose", action="store_true", help="print each round's faults")
+    options = parser.parse_args(arguments)
+    right = soak(
+        faults=options.faults,
+        seed=options.seed,
+        steps=options.steps,
+        first=options.first,
+        rounds=options.rounds,
+        verbose=options.verbose,
+    )
+    sys.exit(0 if right else 1)
+
+
+if __name__ == "__main__":
+    main()
