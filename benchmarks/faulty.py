@@ -132,7 +132,7 @@ class FaultyLink(Link):
             return True
 
     def count(self, number: int, nbytes: int) -> int | None:
-        """Take note of bytes that are about to pass; returns how many may, if the connection is to be cut behind them."""
+        """Take note of bytes that are about to pass; returns how many may where the connection is to be cut then."""
         with self._lock:
             if self.cut_after is None or number <= self.sparing:
                 return None

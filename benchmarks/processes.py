@@ -63,7 +63,7 @@ def server_process(arguments: Sequence[str] = ()) -> Iterator[ServerProcess]:
 
 @contextmanager
 def joined_process(server: ServerProcess, name: str, state: str, arguments: Sequence[str] = ()) -> Iterator[int]:
-    """A machine of that name that has joined a server, and keeps what it has to in a directory; gives its process id."""
+    """A machine that has joined a server under a name and keeps its secret in a directory; gives its process id."""
     address = server.url.partition("#")[0]
     variables = {"WSGRAD_NODE_TOKEN": server.node_token, "XDG_STATE_HOME": state}
     with _serving(["--join", address, "--name", name, *arguments], variables) as (_, pid):

@@ -6,7 +6,6 @@ servers and of a machine that has joined. What fails in a round follows from the
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
 import random
 import sys
@@ -24,9 +23,14 @@ import wsgrad
 from benchmarks.faulty import FaultyLink, Kind
 from benchmarks.processes import joined_process, server_process
 from benchmarks.random_work import Tally, Work, run_blocking, run_trio
+from benchmarks.report import Figure
+from benchmarks.soak_command import SoakCommand
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+    from benchmarks.report import Report
 
 T = TypeVar("T")
 
@@ -137,7 +141,7 @@ async def _persistently(open_it: Callable[[], Awaitable[T]]) -> T:
         try:
             return await open_it()
         except (wsgrad.ConnectionLost, TimeoutError, OSError):
-            await trio.sleep(0)
+            await trio.lowlevel.checkpoint()
     return await open_it()
 
 
@@ -153,54 +157,68 @@ def _devices(servers: Sequence[Any]) -> list[Any]:
 
 
 def soak(
-    *, faults: int, seed: int, steps: int, first: int = 0, rounds: int | None = None, verbose: bool = False
-) -> bool:
-    """Run rounds until so many faults have come; returns whether everything was right."""
+    *,
+    faults: int,
+    seed: int,
+    steps: int = 60,
+    first: int = 0,
+    rounds: int | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> tuple[Tally, Counter[Kind]]:
+    """Run rounds until so many faults have come, or so many rounds are over; returns what was done and what failed."""
     tally, total = Tally(), Counter[Kind]()
-    started, number = time.monotonic(), first
+    number = first
     with farm() as urls:
         while total.total() < faults and (rounds is None or number < first + rounds):
-            faulthandler.dump_traceback_later(_ROUND_SECONDS, exit=True)
-            print(f"\rround {number}: {total.total()} faults, {tally.commands} commands ", end="", flush=True)
             done, failed = run_round(urls, seed, number, steps=steps)
-            faulthandler.cancel_dump_traceback_later()
-            if verbose or not done.right:
-                print(f"\nround {number} {shape_of(seed, number, steps=steps).face}: {dict(failed)}")
+            say(f"round {number}: {dict(failed)}, {done.commands} commands{'' if done.right else ', WRONG'}")
             for line in done.said:
-                print(f"  {line}")
+                say(f"  {line}")
             tally.add(done)
             total += failed
             number += 1
-    seconds = time.monotonic() - started
-    print(
-        f"\rseed {seed}, rounds {first} to {number - 1}, {seconds:.0f} s; again with --seed {seed} --first N --rounds 1"
-    )
-    print(f"faults: {total.total()} ({', '.join(f'{count} {kind}' for kind, count in total.most_common())})")
-    print(f"commands: {tally.commands}, results compared: {tally.checks}")
-    print(f"wrong results: {tally.wrong}, lost commands: {tally.lost}, run twice: {tally.twice}")
-    return tally.right
+    return tally, total
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Soak, print the counts; exit status 1 if anything was wrong."""
-    parser = argparse.ArgumentParser(prog="soak chaos", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--faults", type=int, default=1000, help="stop after so many")
-    parser.add_argument("--seed", type=int, default=1, help="what everything follows from")
-    parser.add_argument("--steps", type=int, default=60, help="steps of each round's program")
-    parser.add_argument("--first", type=int, default=0, help="the round to begin with")
-    parser.add_argument("--rounds", type=int, help="so many rounds at most")
-    parser.add_argument("--verbose", action="store_true", help="print each round's faults")
-    options = parser.parse_args(arguments)
-    right = soak(
+def measure(report: Report, options: argparse.Namespace) -> None:
+    """Soak, and report the counts."""
+
+    def say(line: str) -> None:
+        faulthandler.cancel_dump_traceback_later()
+        faulthandler.dump_traceback_later(_ROUND_SECONDS, exit=True)
+        print(line, file=sys.stderr, flush=True)
+
+    say(f"seed {options.seed}; one round again: --seed {options.seed} --first ROUND --rounds 1")
+    started = time.monotonic()
+    tally, faults = soak(
         faults=options.faults,
         seed=options.seed,
         steps=options.steps,
         first=options.first,
         rounds=options.rounds,
-        verbose=options.verbose,
+        say=say,
     )
-    sys.exit(0 if right else 1)
+    faulthandler.cancel_dump_traceback_later()
+    kinds = ", ".join(f"{count} {kind}" for kind, count in faults.most_common())
+    report.add(Figure("faults", faults.total(), "", detail=f"seed {options.seed}: {kinds}"))
+    report.add(Figure("time", time.monotonic() - started, "s", better="lower"))
+    report.add(Figure("commands", tally.commands, "", detail=f"{tally.checks} results compared"))
+    report.add(Figure("wrong results", tally.wrong, "", 0.0, better="lower"))
+    report.add(Figure("lost commands", tally.lost, "", 0.0, better="lower"))
+    report.add(Figure("commands run twice", tally.twice, "", 0.0, better="lower"))
+    if not tally.right:
+        raise AssertionError("\n".join(tally.said))
 
 
-if __name__ == "__main__":
-    main()
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.add_argument("--faults", type=int, default=1000, help="stop after so many")
+    parser.add_argument("--seed", type=int, default=1, help="what everything follows from")
+    parser.add_argument("--steps", type=int, default=60, help="steps of each round's program")
+    parser.add_argument("--first", type=int, default=0, help="the round to begin with")
+    parser.add_argument("--rounds", type=int, help="so many rounds at most")
+
+
+COMMAND = SoakCommand(
+    "chaos", "random programs over failing links: nothing lost, nothing twice", add_arguments, measure
+)
