@@ -35,7 +35,8 @@ class Link:
         self.connections = 0
         self.accepting = True
         self.sparing = 0
-        self.url = f"ws://127.0.0.1:{self._listener.getsockname()[1]}/#{parts.fragment}"
+        self._address = self._listener.getsockname()
+        self.url = f"ws://127.0.0.1:{self._address[1]}/#{parts.fragment}"
 
     def __enter__(self) -> Self:
         self._start(self._accept)
@@ -67,6 +68,11 @@ class Link:
         self.hang_up(self._listener)
         self._listener.close()
         self.cut()
+
+    def listen(self) -> None:
+        """Let the same address accept connections again after `refuse`."""
+        self._listener = socket.create_server(self._address)
+        self._start(self._accept)
 
     def connected(self, number: int, client: socket.socket, server: socket.socket) -> None:
         """Begin to carry connection `number`, counted from 1: a thread each way, and `over` when both have ended."""

@@ -1,6 +1,7 @@
 """Dropped connections: the session goes on over a new one, and every command still runs exactly once."""
 
 import random
+import socket
 import threading
 import time
 
@@ -11,6 +12,11 @@ from kernels import COUNT
 
 import wsgrad
 from benchmarks.faulty import FaultyLink
+from wsgrad.client import async_driver
+from wsgrad.transport import blocking_daemon
+from wsgrad.transport.connection import Connection
+from wsgrad.transport.messages import BULK_KINDS
+from wsgrad.transport.trio_driver import TrioConnection
 
 
 @pytest.fixture
@@ -206,3 +212,96 @@ async def test_a_loss_that_no_task_met_is_raised_at_the_end(proxy):
 
     with pytest.raises(wsgrad.ConnectionLost, match="nothing listens there"):
         await lose()
+
+
+def dead_sockets(dials):
+    """A way to connect whose every connection is over before the server has welcomed anybody."""
+
+    def dial(timeout):
+        dials.append(timeout)
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        ours.setblocking(False)
+        return ours, b""
+
+    return dial
+
+
+def test_connections_that_end_before_the_welcome_are_tried_with_pauses_within_the_grace_time(proxy):
+    server = wsgrad.connect(proxy.url)
+    x = server.devices["cpu"].array(np.arange(10))
+    x.numpy()
+    dials = []
+    server._driver.dial = dead_sockets(dials)
+    server._session.info["limits"]["resume_grace"] = 2.0
+    proxy.cut()
+    with pytest.raises(wsgrad.ConnectionLost, match="no new one within 2 s"):
+        x.numpy(timeout=60)
+    assert 2 <= len(dials) < 30
+    server.close()
+
+
+async def test_the_trio_face_pauses_and_gives_up_there_too(proxy, monkeypatch):
+    async with wsgrad.open_server(proxy.url) as server:
+        x = await server.devices["cpu"].array(np.arange(10))
+        await x.numpy()
+        dials = []
+
+        async def opened():
+            dials.append(1)
+            ours, theirs = trio.testing.memory_stream_pair()
+            await theirs.aclose()
+            connection = Connection(client=True, bulk_kinds=BULK_KINDS)
+            return TrioConnection(ours, connection, peer="test"), server._session.hello()
+
+        monkeypatch.setattr(server._driver, "_open", opened)
+        server._session.info["limits"]["resume_grace"] = 2.0
+        proxy.cut()
+        with trio.fail_after(60), pytest.raises(wsgrad.ConnectionLost, match="no new one within 2 s"):
+            await x.numpy()
+        assert 2 <= len(dials) < 30
+
+
+def test_a_proxy_that_restarts_costs_a_pause(proxy, monkeypatch):
+    monkeypatch.setattr(blocking_daemon, "REFUSED_SECONDS", 60.0)
+    with wsgrad.connect(proxy.url) as server:
+        x = server.devices["cpu"].array(np.arange(10))
+        x.numpy()
+        refused = threading.Event()
+        dial = server._driver.dial
+
+        def dialled(timeout):
+            try:
+                return dial(timeout)
+            except ConnectionRefusedError:
+                refused.set()
+                raise
+
+        server._driver.dial = dialled
+        proxy.refuse()
+        assert refused.wait(60)
+        proxy.listen()
+        assert x.numpy(timeout=60).tolist() == list(range(10))
+
+
+async def test_a_proxy_that_restarts_costs_the_trio_face_a_pause(proxy, monkeypatch):
+    monkeypatch.setattr(async_driver, "REFUSED_SECONDS", 60.0)
+    async with wsgrad.open_server(proxy.url) as server:
+        x = await server.devices["cpu"].array(np.arange(10))
+        await x.numpy()
+        refused = trio.Event()
+        dial = server._driver._dial
+
+        async def dialled():
+            try:
+                return await dial()
+            except ConnectionRefusedError:
+                refused.set()
+                raise
+
+        monkeypatch.setattr(server._driver, "_dial", dialled)
+        proxy.refuse()
+        with trio.fail_after(60):
+            await refused.wait()
+            proxy.listen()
+            assert (await x.numpy()).tolist() == list(range(10))

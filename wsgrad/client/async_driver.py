@@ -18,7 +18,14 @@ from wsgrad.transport import express
 from wsgrad.transport.connection import Connection
 from wsgrad.transport.handshake_trio import open_websocket
 from wsgrad.transport.messages import BULK_KINDS, SUBPROTOCOL
-from wsgrad.transport.timing import CLOSE_SECONDS, DIAL_SECONDS, FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, PASSING_CODES
+from wsgrad.transport.timing import (
+    CLOSE_SECONDS,
+    DIAL_SECONDS,
+    FIRST_RETRY_SECONDS,
+    LAST_RETRY_SECONDS,
+    PASSING_CODES,
+    REFUSED_SECONDS,
+)
 from wsgrad.transport.tls import check_fingerprint, client_ssl_context, why_no_tls
 from wsgrad.transport.trio_driver import TrioConnection
 
@@ -50,6 +57,9 @@ class AsyncDriver:
         self._route = route
         self._connection: TrioConnection | None = None
         self._closing = False
+        self._lost_at: float | None = None
+        """When the last connection that was welcomed ended; None while there is one."""
+        self._pause = FIRST_RETRY_SECONDS
         self._gone = trio.Event()
         # Where the caller's scope is cancelled, the connection must live on until good-bye is said.
         self._life = trio.CancelScope(shield=True)
@@ -172,6 +182,7 @@ class AsyncDriver:
                 driven.close(1000, "")
             elif driven.link is None and session.attached:
                 driven.link = session.link
+                self._lost_at = None
                 self.opened.set()
 
         self._connection = driven
@@ -194,24 +205,35 @@ class AsyncDriver:
 
     async def _dial_again(self, reason: str) -> tuple[TrioConnection, bytes] | None:
         """Connect within the grace time, or end the session where that is hopeless."""
-        session, pause = self.session, FIRST_RETRY_SECONDS
+        session = self.session
         lost = f"the connection to {self._target.endpoint.url} is lost: {reason}"
-        with trio.move_on_after(session.grace_seconds):
+        welcomed = self._lost_at is None
+        if self._lost_at is None:
+            self._lost_at, self._pause = trio.current_time(), FIRST_RETRY_SECONDS
+        with trio.move_on_at(self._lost_at + session.grace_seconds):
+            if not welcomed:
+                await self._sleep()
             while not self._closing:
                 try:
                     return await self._dial()
                 except ConnectionRefusedError:
-                    session.end(ConnectionLost(f"{lost}; nothing listens there now"))
-                    return None
+                    if trio.current_time() - self._lost_at >= REFUSED_SECONDS:
+                        session.end(ConnectionLost(f"{lost}; nothing listens there now"))
+                        return None
+                    await self._sleep()
                 except Unauthorized as exc:
                     session.end(exc)
                     return None
                 except (OSError, WsgradError):
-                    await trio.sleep(pause)
-                    pause = min(pause * 2, LAST_RETRY_SECONDS)
+                    await self._sleep()
             return None
         session.end(ConnectionLost(f"{lost}; no new one within {session.grace_seconds:g} s"))
         return None
+
+    async def _sleep(self) -> None:
+        """Pause between tries, longer each time."""
+        pause, self._pause = self._pause, min(self._pause * 2, LAST_RETRY_SECONDS)
+        await trio.sleep(pause)
 
     async def _dial(self) -> tuple[TrioConnection, bytes]:
         with trio.move_on_after(DIAL_SECONDS):

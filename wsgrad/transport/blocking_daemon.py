@@ -14,7 +14,14 @@ import weakref
 from typing import TYPE_CHECKING
 
 from wsgrad.errors import ConnectionLost, Unauthorized, WsgradError
-from wsgrad.transport.timing import DEAD_SECONDS, DIAL_SECONDS, FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, PING_SECONDS
+from wsgrad.transport.timing import (
+    DEAD_SECONDS,
+    DIAL_SECONDS,
+    FIRST_RETRY_SECONDS,
+    LAST_RETRY_SECONDS,
+    PING_SECONDS,
+    REFUSED_SECONDS,
+)
 from wsgrad.transport.wakeup import Poll, Wakeup
 
 if TYPE_CHECKING:
@@ -164,24 +171,28 @@ class Daemon:
             try:
                 sock, leftover = driver.unlocked(driver.dial, min(left, DIAL_SECONDS))
             except ConnectionRefusedError:
-                driver.end(ConnectionLost(f"{lost}; nothing listens there now"))
-                return
+                if time.monotonic() - lost_at >= REFUSED_SECONDS:
+                    driver.end(ConnectionLost(f"{lost}; nothing listens there now"))
+                    return
             except Unauthorized as exc:
                 driver.end(exc)
                 return
             except (OSError, WsgradError):
-                driver.unlocked(time.sleep, pause)
-                pause = min(pause * 2, LAST_RETRY_SECONDS)
-                continue
-            if driver.closed or session.over:
-                sock.close()
-                return
-            driver.attach(sock, leftover)
-            self._await_welcome()
-            if driver.channel is not None:
-                driver.wake_followers()
-                return
-            driver.lost_at = lost_at  # it did not come far: the grace time runs on
+                pass
+            else:
+                if driver.closed or session.over:
+                    sock.close()
+                    return
+                driver.attach(sock, leftover)
+                self._await_welcome()
+                if driver.channel is not None:
+                    driver.wake_followers()
+                    return
+                driver.lost_at = lost_at  # it did not come far: the grace time runs on
+                if session.over:
+                    return
+            driver.unlocked(time.sleep, pause)
+            pause = min(pause * 2, LAST_RETRY_SECONDS)
 
     def _await_welcome(self) -> None:
         """Work off a new connection until it is welcomed or gone."""

@@ -16,5 +16,7 @@ FIRST_RETRY_SECONDS: Final = 0.02
 """The pause after the first try to connect again that failed; each later one is twice as long."""
 LAST_RETRY_SECONDS: Final = 1.0
 """The longest pause between tries."""
+REFUSED_SECONDS: Final = 0.25
+"""How long a server that refuses connections may be a proxy that is just starting again; then nothing listens there."""
 PASSING_CODES: Final = frozenset({1001, 1006, 1011, 1012, 1013})
 """Close codes after which a session may still be there; after any other the server has ended it."""
