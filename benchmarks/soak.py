@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Final
 
-from benchmarks import soak_chaos, soak_sessions
+from benchmarks import soak_chaos, soak_load, soak_sessions
 from benchmarks.report import Report
 
 if TYPE_CHECKING:
@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
     from benchmarks.soak_command import SoakCommand
 
-COMMANDS: Final[tuple[SoakCommand, ...]] = (soak_sessions.COMMAND, soak_chaos.COMMAND)
+COMMANDS: Final[tuple[SoakCommand, ...]] = (
+    soak_sessions.COMMAND,
+    soak_chaos.COMMAND,
+    soak_load.LOAD,
+    soak_load.LATENCY,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
