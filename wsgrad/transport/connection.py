@@ -157,7 +157,7 @@ class Connection:
                 self._parse(events)
         except ProtocolError as exc:
             self._framing.fail(exc)
-            self._release()
+            self.let_go()
             if not events:
                 raise
             self._error = exc
@@ -187,7 +187,7 @@ class Connection:
         if self._framing.close_received:
             return []
         self._framing.close_received = True
-        self._release()
+        self.let_go()
         return [Closed(1006, "the connection ended without a close frame")]
 
     def release(self, owner: object) -> None:
@@ -208,8 +208,8 @@ class Connection:
             error, self._error = self._error, None
             raise error
 
-    def _release(self) -> None:
-        """Lets go of memory that is not ours once nothing more will be received into it."""
+    def let_go(self) -> None:
+        """Lets go of memory that is not ours: nothing more will be received into it. Idempotent."""
         self._frame_left = 0
         self._start = self._end = 0
         self._into = _EMPTY
@@ -245,7 +245,7 @@ class Connection:
                     position = payload + nbytes
                     closed = framing.control_frame(self._unmasked(payload, position, 0).tobytes())
                     if closed is not None:
-                        self._release()
+                        self.let_go()
                         events.append(closed)
                         return
                     continue

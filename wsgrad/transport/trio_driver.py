@@ -203,6 +203,7 @@ class TrioConnection:
         finally:
             self._ended = self._ended or closed
             self._fd = -1
+            self._connection.let_go()  # however it ended: a half message may lie in a ring that is unmapped now
             await trio.aclose_forcefully(self._stream)
         if error is not None:
             raise error
