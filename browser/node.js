@@ -258,6 +258,11 @@ const node = (() => {
     welcome(message) {
       const { wanted } = this;
       if (wanted === null) return;
+      if (message.version !== wire.VERSION) {
+        const spoken = `the server speaks version ${message.version} of the protocol, this page version ${wire.VERSION}`;
+        this.leave('refused', `${spoken}: reload the page`);
+        return;
+      }
       wanted.name = message.name;
       wanted.secret = message.secret;
       this.joined = true;

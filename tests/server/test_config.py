@@ -41,6 +41,7 @@ GOOD = {
     "--handshake-seconds": ("3", 3.0),
     "--log-level": ("DEBUG", "debug"),
     "--log-format": ("json", "json"),
+    "--audit-log": ("/var/log/wsgrad.jsonl", "/var/log/wsgrad.jsonl"),
     "--ready-fd": ("7", 7),
     "--ready-file": ("/run/ready", "/run/ready"),
 }

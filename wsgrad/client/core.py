@@ -353,7 +353,10 @@ class Session:
         match message:
             case Welcome(version, key, received, info):
                 if version != VERSION:
-                    raise ProtocolError(f"the server speaks version {version} of the protocol, this client {VERSION}")
+                    raise ProtocolError(
+                        f"the server ({info.get('server')!s:.80}) speaks version {version} of the protocol, "
+                        f"{self._agent} version {VERSION}: update whichever is older"
+                    )
                 if self.key is not None and key != self.key:
                     raise ProtocolError("the server attached another session than ours")
                 self.key = key

@@ -6,9 +6,10 @@ import os
 from dataclasses import dataclass
 from urllib.parse import quote
 
+import wsgrad
 from wsgrad.transport.url import Endpoint, InvalidUrl, parse_endpoints
 
-AGENT = "wsgrad-python/0.1"
+AGENT = f"wsgrad-python/{wsgrad.__version__}"
 ROUTE = "/v1/client"
 
 

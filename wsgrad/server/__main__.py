@@ -13,7 +13,7 @@ import trio
 from wsgrad.devices import program_cache
 from wsgrad.devices.directories import user_directory
 from wsgrad.errors import DeviceError, WsgradError
-from wsgrad.server import blobs, lending, lifetime, logs
+from wsgrad.server import audit, blobs, lending, lifetime, logs
 from wsgrad.server.announce import check_ready_fd, check_ready_file
 from wsgrad.server.config import PROGRAM, fail, parse
 from wsgrad.server.machine import start_zygote
@@ -48,6 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     config = parse(sys.argv[1:] if arguments is None else arguments, os.environ)
     logs.set_up(config.log_level, config.log_format)
+    try:
+        audit.set_up(config.audit_log)
+    except OSError as exc:
+        fail(f"--audit-log: {config.audit_log} can't be written: {exc.strerror or exc}")
     check_ready_fd(config.ready_fd)
     check_ready_file(config.ready_file)
     try:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from wsgrad.errors import ProtocolError
-from wsgrad.server import http
+from wsgrad.server import audit, http
 from wsgrad.server.nodes import clean_label
 from wsgrad.server.rotation import Rotation
 from wsgrad.server.tokens import Role, TokenError, Tokens
@@ -84,13 +84,16 @@ class Admin:
                     return http.text(400, 'renaming a node takes {"label": "its new label"}; "" is its name again')
                 shown = replace(shown, label=clean_label(label))
                 _log.info("%s renames node %s to %r", peer, name, shown.label)
+                audit.note("admin", action=action, peer=peer, node=name, label=shown.label)
             case "kick":
                 _log.info("%s kicks node %s", peer, name)
+                audit.note("admin", action=action, peer=peer, node=name)
                 node.refuse("Kicked", "an administrator of the server has sent this node away")
                 return http.document(200, {"name": name})
             case _:
                 shown = replace(shown, paused=action == "pause")
                 _log.info("%s %ss node %s", peer, action, name)
+                audit.note("admin", action=action, peer=peer, node=name)
         try:
             node.present(shown)
         except ProtocolError as exc:
@@ -108,6 +111,7 @@ class Admin:
         if node is not None:
             node.refuse("Unauthorized", "an administrator of the server has revoked this node")
         _log.info("%s revokes node %s; there is a new node token", peer, name)
+        audit.note("admin", action="revoke", peer=peer, node=name)
         return http.document(200, {"name": name, "node": self._tokens.of(Role.NODE)})
 
     async def _rotate(self, asked: Mapping[str, object], peer: str) -> Response:
@@ -118,6 +122,7 @@ class Admin:
         roles = [known[name] for name in named]
         await self._rotation.rotate(roles)
         _log.info("%s gives out new tokens: %s", peer, ", ".join(sorted(set(named))))
+        audit.note("admin", action="rotate", peer=peer, roles=sorted(set(named)))
         return http.document(200, {role.value: self._tokens.of(role) for role in Role})
 
 

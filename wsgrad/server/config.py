@@ -79,6 +79,7 @@ class Config:
     handshake_seconds: float = 10.0
     log_level: str = "info"
     log_format: str = "text"
+    audit_log: str = ""
     ready_fd: int = -1
     ready_file: str = ""
 
@@ -246,6 +247,13 @@ _GROUPS: tuple[tuple[str, tuple[_Option, ...]], ...] = (
                 "debug to error",
             ),
             _Option("--log-format", "log_format", "FORMAT", options.choice("text", "json"), "text or json"),
+            _Option(
+                "--audit-log",
+                "audit_log",
+                "FILE",
+                options.word,
+                "append who connected, as what and until when, and who was refused, as lines of JSON (mode 0600)",
+            ),
             _Option(
                 "--ready-fd",
                 "ready_fd",

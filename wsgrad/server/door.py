@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from wsgrad.errors import ConnectionLost, LimitExceeded, ProtocolError
-from wsgrad.server import http, metrics
+from wsgrad.server import audit, http, metrics
 from wsgrad.server.admin import is_admin_path
 from wsgrad.server.auth import ADMIN, PAGE, ROUTES, Delays, network_of, token_of, wrong_ticket
 from wsgrad.server.http import MAX_HEAD, BadRequest
@@ -48,6 +48,7 @@ class Admitted:
         leftover: what the peer sent right behind its head.
         claim: what another server's ticket is for.
         address: the peer's, or the one a trusted proxy names; `peer` is the same for logs, with the port if known.
+        proxy: the trusted proxy through which it came, or nothing.
     """
 
     stream: trio.abc.Stream
@@ -56,6 +57,7 @@ class Admitted:
     address: str
     peer: str
     claim: Route | None = None
+    proxy: str = ""
 
 
 class Door:
@@ -97,8 +99,9 @@ class Door:
             await self._turn_away(stream, peer, "-", http.text(400, str(exc)))
             return None
         visitor = self._gate.visitor(request, address)
+        proxy = ""
         if visitor.address != address:
-            peer = visitor.address
+            peer, proxy = visitor.address, peer
         answer = await self._answer(request, visitor, peer, partial(_read_body, stream, rest))
         if answer is not None:
             await send(stream, answer, head_only=request.method == "HEAD")
@@ -118,7 +121,7 @@ class Door:
             self._note(peer, request.path, str(exc))
             await linger(stream)
             return None
-        return Admitted(stream, rest, request.path, visitor.address, peer, claim)
+        return Admitted(stream, rest, request.path, visitor.address, peer, claim, proxy)
 
     async def _answer(
         self, request: Request, visitor: Visitor, peer: str, body: Callable[[int], Awaitable[bytes]]
@@ -175,6 +178,7 @@ class Door:
     def _note(self, peer: str, route: str, why: str) -> None:
         self._counters.refused += 1
         _log.info("refused %s at %s: %s", peer, route, why)
+        audit.note("refused", peer=peer, route=route, why=why)
 
 
 def _wrong_method(request: Request, rule: Rule) -> Response | None:

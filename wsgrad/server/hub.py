@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from wsgrad.errors import ConnectionLost, LimitExceeded, ProtocolError, WsgradError, error_code
-from wsgrad.server import blobs
+from wsgrad.server import audit, blobs
 from wsgrad.server.config import version
 from wsgrad.server.dialing import PeerRules
 from wsgrad.server.limits import Limits
@@ -30,6 +30,7 @@ from wsgrad.server.sources import Sources
 from wsgrad.server.statistics import Statistics
 from wsgrad.server.tickets import Tickets
 from wsgrad.server.usage import Ledger, add_totals
+from wsgrad.server.versions import OtherVersion, check_version
 from wsgrad.transport import cbor
 from wsgrad.transport.messages import VERSION, Bye, Hello, Join, Joined, Refused, message_array, parse_message
 
@@ -124,16 +125,18 @@ class Hub:
                     session.end(error.close_code, str(error))
                     raise
                 return
-            hello = parse_message(received.head)
-            if not isinstance(hello, Hello):
-                raise ProtocolError(f"a {type(hello).__name__} where Hello comes first")
             scope.deadline = float("inf")
             try:
+                check_version(received.head, Hello.KIND)
+                hello = parse_message(received.head)
+                if not isinstance(hello, Hello):
+                    raise ProtocolError(f"a {type(hello).__name__} where Hello comes first")
                 session = self._admit(hello, connection, scope, peer)
             except WsgradError as error:
-                if isinstance(error, ProtocolError):
+                if isinstance(error, ProtocolError) and not isinstance(error, OtherVersion):
                     raise
                 _log.info("refused %s: %s", peer, error)
+                audit.note("refused", peer=peer, route="/v1/client", why=str(error))
                 connection.send(cbor.encode(message_array(Refused(error_code(error), str(error)))))
                 connection.close(1008, str(error))
 
@@ -162,10 +165,18 @@ class Hub:
         def handle(received: Received) -> None:
             nonlocal node
             if node is None:
+                scope.deadline = float("inf")
+                try:
+                    check_version(received.head, Join.KIND)
+                except OtherVersion as error:
+                    _log.info("refused %s: %s", peer, error)
+                    audit.note("refused", peer=peer, route="/v1/node", why=str(error))
+                    connection.send(cbor.encode(message_array(Refused(error_code(error), str(error)))))
+                    connection.close(1008, str(error))
+                    return
                 join = parse_message(received.head)
                 if not isinstance(join, Join):
                     raise ProtocolError(f"a {type(join).__name__} where Join comes first")
-                scope.deadline = float("inf")
                 node = self._join(join, connection, peer)
             elif received.head[0] == Bye.KIND:
                 connection.close(1000, "good-bye")
@@ -186,6 +197,7 @@ class Hub:
             finally:
                 if node is not None:
                     _log.info("node %s leaves: %s", node.name, reason)
+                    audit.note("node left", node=node.name, peer=peer, why=reason)
                     self._nodes.remove(node)
                     if all(other.name != node.name for other in self._nodes):
                         self._registry.leave(node.name)
@@ -272,10 +284,12 @@ class Hub:
             "cache": self.blobs.available,
         }
 
-    def forget(self, session: Session) -> None:
+    def forget(self, session: Session, reason: str) -> None:
         """A session has ended."""
         if self._sessions.pop(session.key, None) is not None:
             self.ledger.absorb(session.usages)
+            seconds = round(trio.current_time() - session.opened_at, 3)
+            audit.note("session ended", session=session.number, seconds=seconds, why=reason)
         self.loads_changed()
 
     def loads_changed(self) -> None:
@@ -285,14 +299,13 @@ class Hub:
     # -- inside
 
     def _admit(self, hello: Hello, connection: TrioConnection, scope: trio.CancelScope, peer: str) -> Session:
-        if hello.version != VERSION:
-            raise ConnectionLost(f"this server speaks version {VERSION} of the protocol, not {hello.version}")
         if hello.key is not None:
             session = self._sessions.get(hello.key)
             if session is None:
                 raise ConnectionLost("this server has no such session: it has ended, or the server was started anew")
             self.statistics.resumes += 1
             _log.info("%s goes on with session %d", peer, session.number)
+            audit.note("session resumed", session=session.number, peer=peer, agent=clean_label(hello.agent))
         else:
             if self._draining:
                 raise ConnectionLost("the server is stopping")
@@ -312,6 +325,7 @@ class Hub:
             self._nursery.start_soon(session.run)
             self.statistics.sessions += 1
             _log.info("%s opens session %d (%.80s)", peer, session.number, hello.agent)
+            audit.note("session opened", session=session.number, peer=peer, agent=session.agent)
         try:
             session.attach(connection, hello.received, scope)
         except ProtocolError as error:
@@ -320,8 +334,6 @@ class Hub:
         return session
 
     def _join(self, join: Join, connection: TrioConnection, peer: str) -> RemoteNode:
-        if join.version != VERSION:
-            raise ProtocolError(f"this server speaks version {VERSION} of the protocol, not {join.version}")
         name, secret = self._registry.join(join.name, join.secret)
         before = [node for node in self._nodes if node.name == name]
         node = RemoteNode(connection, name, self._limits, self._presented, agent=clean_label(join.agent))
@@ -339,6 +351,7 @@ class Hub:
         connection.send(cbor.encode(message_array(Joined(VERSION, name, secret, info))))
         self._nodes.append(node)
         _log.info("%s joins as node %s with %d devices (%.80s)", peer, name, len(node.devices), join.agent)
+        audit.note("node joined", node=name, peer=peer, devices=len(node.devices), agent=node.agent)
         return node
 
     def _presented(self, node: RemoteNode, shown: Present) -> None:

@@ -18,6 +18,7 @@ from wsgrad.errors import ConnectionLost, DeviceError, DeviceLost, ProtocolError
 from wsgrad.server.config import version
 from wsgrad.server.dialing import open_to
 from wsgrad.server.joined import JoinedQueue, Session
+from wsgrad.server.versions import OtherVersion
 from wsgrad.transport import cbor
 from wsgrad.transport.link import Link
 from wsgrad.transport.messages import (
@@ -213,6 +214,7 @@ class Machine:
         Raises:
             SentAway: the hub has kicked or revoked this machine.
             Unauthorized: the hub refuses at the first try: its token or certificate is another.
+            OtherVersion: at the first try it says that it speaks another version of the protocol.
         """
         pause = FIRST_RETRY_SECONDS
         started = False
@@ -227,7 +229,7 @@ class Machine:
             since = trio.current_time()
             try:
                 reason = await self._once(joined)
-            except Unauthorized as error:
+            except (Unauthorized, OtherVersion) as error:
                 if not started:
                     raise
                 reason = str(error)
@@ -299,7 +301,9 @@ class Machine:
 
     def _joined(self, message: Joined) -> None:
         if message.version != VERSION:
-            raise ProtocolError(f"the hub speaks version {message.version} of the protocol, not {VERSION}")
+            raise OtherVersion(
+                f"the hub speaks version {message.version} of the protocol, wsgrad {version()} {VERSION}"
+            )
         if message.name != self.name:
             _log.info("joined %s as %s with %d devices", self._hub.url, message.name, len(self.devices))
         self.name = message.name
@@ -312,6 +316,8 @@ class Machine:
             self.membership.forget()
         if message.code in ("Kicked", "Unauthorized"):
             return SentAway(f"{self._hub.url} has sent this machine away: {message.message}")
+        if message.code == ProtocolError.__name__:
+            return OtherVersion(f"the hub refuses: {message.message}")
         return ConnectionLost(f"the hub refuses: {message.message}")
 
     async def _dial(self) -> TrioConnection:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, get_args
 import trio
 
 from wsgrad.errors import ConnectionLost, WsgradError
-from wsgrad.server import http, pages, status
+from wsgrad.server import audit, http, pages, status
 from wsgrad.server.admin import Admin
 from wsgrad.server.auth import Gate, network_of, plain_address
 from wsgrad.server.door import Door, send
@@ -198,17 +198,25 @@ class Port:
         )
         with self._counted(admitted.address) if by_proxy else contextlib.nullcontext(0) as count:
             if count > self._config.max_connections_per_address:
+                audit.note("refused", peer=admitted.peer, route=admitted.route, why=_too_many(self._config))
                 connection.close(1008, _too_many(self._config))
                 await connection.run(lambda received: None)
                 return
             _log.info("%s connected at %s", admitted.peer, admitted.route)
+            who = {"peer": admitted.peer, "route": admitted.route}
+            audit.note("connected", **who, **({"proxy": admitted.proxy} if admitted.proxy else {}))
+            since = trio.current_time()
             connection.kinds = {} if _log.isEnabledFor(logging.DEBUG) else None
-            if admitted.claim is not None:
-                await self._hub.serve_peer(connection, admitted.peer, admitted.claim)
-            elif admitted.route == "/v1/client":
-                await self._hub.serve_client(connection, admitted.peer)
-            else:
-                await self._hub.serve_node(connection, admitted.peer)
+            try:
+                if admitted.claim is not None:
+                    await self._hub.serve_peer(connection, admitted.peer, admitted.claim)
+                elif admitted.route == "/v1/client":
+                    await self._hub.serve_client(connection, admitted.peer)
+                else:
+                    await self._hub.serve_node(connection, admitted.peer)
+            finally:
+                seconds = round(trio.current_time() - since, 3)
+                audit.note("disconnected", **who, seconds=seconds, why=connection.why_ended)
             _log.debug("%s disconnected; it sent %s", admitted.peer, _summary(connection.kinds))
 
     async def _encrypt(self, stream: trio.SocketStream, peer: str) -> trio.abc.Stream | None:
@@ -237,6 +245,7 @@ class Port:
     def _note_refusal(self, peer: str, why: str) -> None:
         self.counters.refused += 1
         _log.info("refused %s: %s", peer, why)
+        audit.note("refused", peer=peer, why=why)
 
     @contextlib.contextmanager
     def _counted(self, address: str) -> Iterator[int]:

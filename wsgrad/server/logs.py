@@ -14,7 +14,9 @@ import traceback
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-class _Formatter(logging.Formatter):
+class Hidden(logging.Formatter):
+    """Blots out what `hide` was given."""
+
     def __init__(self) -> None:
         super().__init__()
         self.secrets: list[str] = []
@@ -38,7 +40,7 @@ class _Formatter(logging.Formatter):
         return "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else ""
 
 
-class TextFormatter(_Formatter):
+class TextFormatter(Hidden):
     """`2026-01-31 12:00:00.123 INFO  session: opened peer=127.0.0.1:50000`."""
 
     def line(self, record: logging.LogRecord) -> str:
@@ -51,7 +53,7 @@ class TextFormatter(_Formatter):
         return line + "".join(f"\n    {part}" for part in self.trace(record).splitlines())
 
 
-class JsonFormatter(_Formatter):
+class JsonFormatter(Hidden):
     """One JSON object a line: time (seconds since 1970), level, logger, message, the call's `extra`, error."""
 
     def line(self, record: logging.LogRecord) -> str:
@@ -80,6 +82,6 @@ def set_up(level: str, form: str) -> None:
 
 def hide(*secrets: str) -> None:
     """Blot these texts out of every line from now on."""
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler.formatter, _Formatter):
+    for handler in (*logging.getLogger().handlers, *logging.getLogger("wsgrad.audit").handlers):
+        if isinstance(handler.formatter, Hidden):
             handler.formatter.secrets.extend(secrets)

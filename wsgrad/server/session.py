@@ -198,7 +198,7 @@ class Session:
         self._todo.clear()
         if self.connection is not None:
             self.connection.link = None
-        self._hub.forget(self)
+        self._hub.forget(self, reason)
 
     # -- connections
 

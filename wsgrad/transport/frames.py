@@ -301,7 +301,7 @@ class Framing:
 
 
 def _close_payload(code: int, reason: str) -> bytes:
-    text = reason.encode("utf-8", "replace")[: _MAX_CONTROL_NBYTES - 2]
+    text = reason.encode("utf-8", "replace")[: _MAX_CONTROL_NBYTES - 2].decode(errors="ignore").encode()
     return code.to_bytes(2, "big") + text.decode("utf-8", "ignore").encode()
 
 

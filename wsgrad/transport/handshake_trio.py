@@ -168,7 +168,8 @@ async def accept_websocket(stream: trio.abc.Stream, head: bytes, *, subprotocol:
             if subprotocol in offered:
                 await request.accept(subprotocol=subprotocol)
             else:
-                await request.reject(400, body=f"offer the WebSocket subprotocol {subprotocol}\n".encode())
+                said = f"this server speaks the WebSocket subprotocol {subprotocol}, which was not offered\n"
+                await request.reject(400, body=said.encode())
             wrapper.detach()
             nursery.cancel_scope.cancel()
     except* Exception as group:
@@ -178,7 +179,8 @@ async def accept_websocket(stream: trio.abc.Stream, head: bytes, *, subprotocol:
     if offered is None or failure is not None:
         raise ProtocolError("the request is not a valid WebSocket handshake (RFC 6455 section 4.2.1)") from failure
     if subprotocol not in offered:
-        raise ProtocolError(f"the client does not offer the WebSocket subprotocol {subprotocol}, only {list(offered)}")
+        # What it does offer is not repeated: a token may be among it.
+        raise ProtocolError(f"the client does not offer the WebSocket subprotocol {subprotocol}")
 
 
 async def open_websocket(

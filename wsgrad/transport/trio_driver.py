@@ -127,6 +127,11 @@ class TrioConnection:
         """Whether nothing more can be sent: `close` was called, or the connection is over."""
         return self._closing is not None or self._ended is not None
 
+    @property
+    def why_ended(self) -> str:
+        """Why it is over, in words; nothing while it is not."""
+        return "" if self._ended is None else self._ended.reason or f"close code {self._ended.code}"
+
     def send(self, head: bytes, bulk: _Bytes | None = None) -> None:
         """Send a message without a number, before what the link holds. After a close nothing happens.
 
