@@ -444,7 +444,7 @@ class ModelClient:
             while not self.session.freed.is_set():
                 await self.world.turn()
             quota = self.session.quota
-            assert (quota.memory, quota.buffers, quota.programs) == (0, 0, 0), quota
+            assert (quota.memory, quota.buffers, quota.programs) == (0, 0, 0), f"{quota}"
         await trio.lowlevel.checkpoint()
         assert not self.world.hub._sessions
 

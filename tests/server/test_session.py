@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from wsgrad.transport import commands as c
 from wsgrad.transport import messages as m
+from wsgrad.transport.cbor import encode
 from wsgrad.transport.trio_driver import TrioConnection
 
 
@@ -254,3 +255,18 @@ async def test_a_session_answers_anything_by_words_and_the_server_lives(server):
                 assert closed.code in (1000, 1002, 1008, 1009), closed
         assert await queue.read(1, 0, 4) == b"mine"
         await eventually(lambda: len(server.hub.status()["sessions"]) == 1)
+
+
+@pytest.mark.parametrize("last", [m.Bye(), m.Close(1)], ids=["bye", "close"])
+async def test_a_session_ends_whole_though_what_still_waits_is_malformed(server, last):
+    async with server.client() as client:
+        await client.open(number=1)
+        await client.open(number=2)
+        # A long batch is looked into in turns, and the last message comes before the turn that would refuse it.
+        commands = [c.command_array(c.Clear(0))] * 100 + [[0]]
+        client.link.push(encode(m.message_array(m.Batch(1, 1, commands))))
+        client.send(last)
+        if isinstance(last, m.Close):
+            client.send(m.Bye())
+        await client.wait_closed()
+        await eventually(lambda: not server.hub._sessions and not server.zygote.processes)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from wsgrad.errors import ProtocolError
+from wsgrad.server.graphs import GraphRun
 from wsgrad.server.submission import Joint, check_lost
 from wsgrad.transport.commands import Clear, Receive, Send, Signal, Wait
+from wsgrad.transport.messages import Batch
 
 if TYPE_CHECKING:
+    from collections import deque
+
     from wsgrad.server.events import Failure
+    from wsgrad.server.intake import Waiting
     from wsgrad.server.journal import Journal
     from wsgrad.server.session import Session
     from wsgrad.server.submission import Checked, Incoming
-    from wsgrad.transport.messages import Batch
 
 
 def tie(checked: Checked, session: Session, journal: Journal) -> None:
@@ -56,3 +62,14 @@ def drop(batch: Batch, session: Session, failure: Failure) -> Incoming | None:
             case Receive():
                 session.flow_to(command).target_failed(failure)
     return upload
+
+
+def drop_waiting(waiting: deque[Waiting], session: Session, failure: Failure) -> None:
+    """The same for what was not looked into when its queue ended; a fault in it must not keep the rest from ending."""
+    while waiting:
+        message = waiting.popleft().message
+        with suppress(ProtocolError):
+            if isinstance(message, Batch):
+                drop(message, session, failure)
+            elif isinstance(message, GraphRun):
+                message.drop(failure)

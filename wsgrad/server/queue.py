@@ -17,7 +17,7 @@ from wsgrad.server.faults import loss_error, program_of, reported_loss, what_ran
 from wsgrad.server.feed import Feed
 from wsgrad.server.graphs import GraphEnd, GraphRun, ReplaySent, end_messages, replay_messages
 from wsgrad.server.intake import Intake, Submitted, Waiting
-from wsgrad.server.joints import drop, tie
+from wsgrad.server.joints import drop, drop_waiting, tie
 from wsgrad.server.journal import Journal
 from wsgrad.server.loads import Loads
 from wsgrad.server.outstanding import ANSWER_NBYTES, InvalidReply, Outstanding
@@ -189,12 +189,7 @@ class Queue:
         self.state = State.CLOSED
         if self._lost is None:
             self._lost = Failure("DeviceError", f"device {self.device.id!r} was closed", {"cause": self.device.id})
-        for waiting in self._in.waiting:
-            if isinstance(waiting.message, Batch):
-                drop(waiting.message, self.session, self._lost)
-            elif isinstance(waiting.message, GraphRun):
-                waiting.message.drop(self._lost)
-        self._in.waiting.clear()
+        drop_waiting(self._in.waiting, self.session, self._lost)
         self._forget(self._lost)
         if self.trace is not None:
             self.trace.close()
