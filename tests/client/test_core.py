@@ -197,7 +197,7 @@ def test_at_most_4_mib_of_commands_are_sent_ahead_of_their_acknowledgements(wire
     for _ in range(300):
         queue.launches.append(message)
     sent = sum(len(bulk) for _, bulk in wire.flush())
-    assert WINDOW - (1 << 17) <= sent <= WINDOW
+    assert WINDOW - (1 << 18) <= sent <= WINDOW
     assert queue.unsent_bytes >= 300 * len(message) - sent
     wire.say(Ack(0, 20))
     again = sum(len(bulk) for _, bulk in wire.pump())

@@ -181,9 +181,8 @@ async def test_breaking_the_rules_of_graphs_ends_the_session(cache, send):
         assert (await client.wait_closed()).code == 1002
 
 
-async def test_more_graphs_than_a_session_may_have_fail_when_they_run(cache, monkeypatch):
-    monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
-    async with serving(cache) as server, server.client() as client:
+async def test_more_graphs_than_a_session_may_have_fail_when_they_run(cache):
+    async with serving(cache, max_graphs=2) as server, server.client() as client:
         queue = await client.open()
         queue.batch(c.Alloc(0, 8))
         for graph in (1, 2, 3):
@@ -191,6 +190,7 @@ async def test_more_graphs_than_a_session_may_have_fail_when_they_run(cache, mon
         [number] = run(client, 3, queue)
         failed, _ = await client.next(m.Failed)
         assert (failed.number, failed.code) == (number, "LimitExceeded")
+        assert "2 graphs; drop some, or raise it with --max-graphs" in failed.message
         queue.batch(c.Clear(number))
         client.send(m.Forget(3))
         client.send(m.Forget(1))

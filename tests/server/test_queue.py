@@ -1,7 +1,7 @@
 """Queues: order whatever holds them, bounds on what is kept, and replies that are believed only where they fit."""
 
 import pytest
-from heart import NOTHING, Queue, eventually, serving
+from heart import NOTHING, SPIN, Queue, eventually, serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -96,19 +96,21 @@ async def test_thousands_of_messages_wait_for_a_busy_node_and_come_in_order(serv
         assert int.from_bytes(data[4:], "little") == expected
 
 
-async def test_a_client_that_sends_far_beyond_its_window_loses_its_session(server):
-    async with server.client() as client:
+async def test_a_client_that_sends_far_beyond_its_window_loses_its_session(cache):
+    limits = {"max_queue_size": 1 << 20, "launch_seconds": 60}
+    async with serving(cache, **limits) as server, server.client() as client:
         queue = await client.open()
-        queue.program(0, WAIT.replace("100000000", "1000000000"), "wait", "p")
+        queue.program(0, SPIN, "spin", "p")
         queue.program(1, NOTHING, "nothing", "")
         queue.batch(c.Alloc(1, 4))
         await queue.done()
         queue.launches([0, 0, 1], 1)
-        for _ in range(600):
+        for _ in range(200):
             queue.launches([1, 0] * 8000, 8000)
         closed = await client.wait_closed()
         assert closed.code == 1008
         assert "without acknowledgement" in closed.reason
+        assert "--max-queue-size" in closed.reason
 
 
 async def test_refusals_that_a_busy_node_can_not_take_yet_take_no_more_memory_than_what_was_sent(server):

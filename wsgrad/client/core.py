@@ -173,6 +173,8 @@ class Session:
             device,
             max_buffers=self._limit("max_buffers"),
             max_programs=self._limit("max_programs"),
+            max_cost=self._limit("max_queue_size"),
+            max_commands=self._limit("max_queue_commands"),
             debug=self.debug,
         )
         queue.release = self._release

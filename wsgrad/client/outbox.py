@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from wsgrad.client.blobs import new_statistics
 from wsgrad.errors import ProtocolError
 from wsgrad.transport.cbor import encode
+from wsgrad.transport.cost import kept_nbytes
 from wsgrad.transport.messages import CHUNK_BYTES, SLOTS, Abort, Chunk, message_array
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from wsgrad.transport.link import Link
 
 WINDOW = 4 << 20
-"""The most bytes of commands that are sent before the device acknowledges some."""
+"""The most that commands count (`transport.cost`) that are sent before the device acknowledges some."""
 MAX_UNSENT = 8 << 20
 """The most bytes of commands that are kept here until the window opens."""
 
@@ -72,11 +73,9 @@ class _Item:
     head: bytes
     bulk: bytes | None
     last: int
+    nbytes: int
+    cost: int
     joint: Joint | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.head) + (len(self.bulk) if self.bulk is not None else 0)
 
 
 class Outbox:
@@ -87,9 +86,13 @@ class Outbox:
         acked: all commands up to this number have run or were dropped.
         pushed: all commands up to this number have been given to the link.
         statistics: counters; the session puts one table in place of those of its queues.
+
+    Args:
+        max_cost: what the server lets commands count that it has not acknowledged.
+        max_commands: how many there may be of them.
     """
 
-    def __init__(self, link: Link, queue: int) -> None:
+    def __init__(self, link: Link, queue: int, *, max_cost: int = WINDOW, max_commands: int = 1 << 32) -> None:
         self.unsent_bytes = 0
         self.pushed = 0
         self.statistics = new_statistics()
@@ -100,7 +103,10 @@ class Outbox:
         self._items: deque[_Item | Stream] = deque()
         self._cached: deque[Stream] = deque()
         self._sent: deque[tuple[int, int]] = deque()
-        self._unacked_bytes = 0
+        self._unacked_cost = 0
+        self._window = min(max_cost, WINDOW)
+        self._max_commands = max_commands
+        self._last = 0
 
     def __bool__(self) -> bool:
         """Whether something waits for the device: window, credit, or what its server's cache has."""
@@ -109,17 +115,22 @@ class Outbox:
     def put(self, head: bytes, bulk: bytes | None, last: int) -> None:
         """Add a message that brings the commands up to number `last`; it goes to the link at once if it may."""
         nbytes = len(head) if bulk is None else len(head) + len(bulk)
-        if not self._items and (not self._unacked_bytes or self._unacked_bytes + nbytes <= WINDOW):
-            self._push(head, bulk, last, nbytes)
+        # Without a bulk it is a batch of all the commands since the last message.
+        commands = last - self._last if last and bulk is None else 0
+        cost = kept_nbytes(len(head), nbytes - len(head), commands)
+        self._last = max(self._last, last)
+        if not self._items and self._may_send(last, cost):
+            self._push(head, bulk, last, cost)
         else:
             self.unsent_bytes += nbytes
-            self._items.append(_Item(head, bulk, last))
+            self._items.append(_Item(head, bulk, last, nbytes, cost))
 
     def put_joint(self, joint: Joint, head: bytes, last: int) -> None:
         """Add a message's place in this queue; number `last` is 0 where it is no command."""
         joint.add(self)
         self.unsent_bytes += len(head)
-        self._items.append(_Item(head, None, last, joint))
+        self._last = max(self._last, last)
+        self._items.append(_Item(head, None, last, len(head), kept_nbytes(len(head), 0, 0), joint))
 
     def leave(self) -> None:
         """The queue is closed: nothing of other queues waits for it any more.
@@ -199,14 +210,13 @@ class Outbox:
                     return
                 self.unsent_bytes -= item.held
             else:
-                nbytes = item.nbytes
-                if self._unacked_bytes and self._unacked_bytes + nbytes > WINDOW:
+                if not self._may_send(item.last, item.cost):
                     return
                 joint = item.joint
                 if joint is not None and not joint.arrived(self):
                     return
-                self.unsent_bytes -= nbytes
-                self._push(item.head, item.bulk, item.last, nbytes, link=joint is None or not joint.sent)
+                self.unsent_bytes -= item.nbytes
+                self._push(item.head, item.bulk, item.last, item.cost, link=joint is None or not joint.sent)
                 if joint is not None and not joint.sent:
                     joint.sent = True
                     items.popleft()
@@ -237,13 +247,19 @@ class Outbox:
             self._link.push(encode(message_array(Abort(self._queue, stream.transfer))))
             self._cached.remove(stream)
 
-    def _push(self, head: bytes, bulk: bytes | None, last: int, nbytes: int, *, link: bool = True) -> None:
+    def _may_send(self, last: int, cost: int) -> bool:
+        """Whether commands up to `last` may go beside those that are not acknowledged; alone they may always."""
+        if not self._unacked_cost:
+            return True
+        return self._unacked_cost + cost <= self._window and last - max(self.acked, 0) <= self._max_commands
+
+    def _push(self, head: bytes, bulk: bytes | None, last: int, cost: int, *, link: bool = True) -> None:
         if link:
             self._link.push(head, bulk)
         if last:
             self.pushed = last
-            self._unacked_bytes += nbytes
-            self._sent.append((last, nbytes))
+            self._unacked_cost += cost
+            self._sent.append((last, cost))
             if self._cached:
                 # Before what comes next: a reopening waits for all uploads to end.
                 self._abort_cached()
@@ -267,7 +283,7 @@ class Outbox:
         """The device has worked off all commands up to `number`."""
         self.acked = number
         while self._sent and self._sent[0][0] <= number:
-            self._unacked_bytes -= self._sent.popleft()[1]
+            self._unacked_cost -= self._sent.popleft()[1]
 
     def credit(self, slots: int) -> None:
         """The device has room for more chunks."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from wsgrad.client.arrays import MemorySource
 from wsgrad.client.events import Signals
 from wsgrad.client.life import Life
-from wsgrad.client.outbox import Joint, Outbox, Stream
+from wsgrad.client.outbox import WINDOW, Joint, Outbox, Stream
 from wsgrad.client.pending import Compilation, Incoming, Pending
 from wsgrad.client.waits import Failure, Wait
 from wsgrad.errors import ProtocolError
@@ -82,7 +82,16 @@ class Queue:
     """
 
     def __init__(
-        self, link: Link, number: int, device: str, *, max_buffers: int, max_programs: int, debug: bool = False
+        self,
+        link: Link,
+        number: int,
+        device: str,
+        *,
+        max_buffers: int,
+        max_programs: int,
+        max_cost: int = WINDOW,
+        max_commands: int = 1 << 32,
+        debug: bool = False,
     ) -> None:
         self.number = number
         self.device = device
@@ -91,7 +100,7 @@ class Queue:
         self.lines: list[str] = []
         self.life = Life(max_buffers=max_buffers, max_programs=max_programs)
         self.pending = Pending()
-        self.outbox = Outbox(link, number)
+        self.outbox = Outbox(link, number, max_cost=max_cost, max_commands=max_commands)
         self.unraised: Failure | None = None
         self.gone = False
         self.over = False

@@ -43,7 +43,7 @@ class Config:
     Attributes:
         devices: the kind of each device to offer, such as `("cpu", "cpu", "webgpu:1")`, where `webgpu` stands for
             every adapter; empty for none.
-        idle_seconds: 0 stands for no limit.
+        idle_seconds: 0 stands for no limit, as for `upload_rate`.
         cpu_threads: threads of each cpu device.
         ready_fd: -1 for none.
     """
@@ -67,6 +67,11 @@ class Config:
     max_session_memory: int = field(default_factory=_default_session_memory)
     max_buffers: int = 60_000
     max_programs: int = 4096
+    max_graphs: int = 1024
+    max_graphs_size: int = 64 << 20
+    max_queue_size: int = 32 << 20
+    max_queue_commands: int = 1 << 20
+    upload_rate: int = 0
     max_message_size: int = 2 << 20
     max_program_size: int = 1 << 20
     max_connections_per_address: int = 64
@@ -217,6 +222,23 @@ _GROUPS: tuple[tuple[str, tuple[_Option, ...]], ...] = (
             ),
             _Option(
                 "--max-programs", "max_programs", "N", options.integer(1, 1 << 31), "programs of a session's device"
+            ),
+            _Option("--max-graphs", "max_graphs", "N", options.integer(1, 1 << 20), "graphs of one session"),
+            _Option("--max-graphs-size", "max_graphs_size", "SIZE", options.size(1), "what they take together"),
+            _Option(
+                "--max-queue-size",
+                "max_queue_size",
+                "SIZE",
+                options.size(1),
+                "commands for a session's device that wait to be run",
+            ),
+            _Option("--max-queue-commands", "max_queue_commands", "N", options.integer(1), "how many of them"),
+            _Option(
+                "--upload-rate",
+                "upload_rate",
+                "SIZE",
+                options.size(0),
+                "uploads of one session each second, as chunks; 0 for no limit",
             ),
             _Option(
                 "--max-message-size", "max_message_size", "SIZE", options.size(_CHUNK_MESSAGE), "one message of a peer"

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from wsgrad.server.tokens import Role
 
 _LINGER_SECONDS = 1.0
-_MAX_DELAYED = 16  # wrong tokens of one address whose answers wait at the same time; more are answered at once
 
 _log = logging.getLogger("wsgrad.server.door")
 
@@ -71,7 +70,16 @@ class Door:
         tickets: Tickets,
         pages: Pages,
         admin: Admin,
+        *,
+        max_delayed: int,
     ) -> None:
+        """Make one.
+
+        Args:
+            max_delayed: wrong tokens of one address whose answers wait at the same time. While there are so many, no
+                other token of that address is looked at: whoever guesses could else do so as fast as it connects.
+        """
+        self._max_delayed = max_delayed
         self._gate = gate
         self._counters = counters
         self._status = status
@@ -132,6 +140,9 @@ class Door:
             return http.text(404, "there is nothing here")
         if (wrong := _wrong_method(request, rule)) is not None:
             return wrong
+        if self._delayed[network_of(visitor.address)] >= self._max_delayed:
+            self._note(peer, request.path, "too many wrong tokens")
+            return http.text(429, "too many wrong tokens came from this address", ("Retry-After", "5"))
         if (refusal := self._gate.check(request, rule, visitor)) is not None:
             self._note(peer, request.path, refusal.why)
             if refusal.guessed:
@@ -161,8 +172,6 @@ class Door:
         self._counters.wrong_tokens += 1
         key = network_of(address)
         seconds = self._delays.failed(address, trio.current_time())
-        if self._delayed[key] >= _MAX_DELAYED:
-            return
         self._delayed[key] += 1
         try:
             await trio.sleep(seconds)

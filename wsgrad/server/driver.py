@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable
 
+    import trio
+
     from wsgrad.server.limits import Limits
     from wsgrad.server.port import Owner
     from wsgrad.server.zygote import NodeProcess, Zygote
@@ -33,6 +35,7 @@ class DriverPort(LocalPort):
         index: int,
         session: int,
         start: Callable[[Callable[[], Awaitable[None]]], None],
+        room: trio.Semaphore,
     ) -> None:
         """Make one.
 
@@ -42,7 +45,7 @@ class DriverPort(LocalPort):
         """
         self._kind = kind
         self._place = place
-        super().__init__(owner, zygote, limits, index=index, session=session, threads=1, start=start)
+        super().__init__(owner, zygote, limits, index=index, session=session, threads=1, start=start, room=room)
 
     @property
     def compiles(self) -> bool:

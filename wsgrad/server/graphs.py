@@ -26,14 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from wsgrad.graph.part import DevicePart, Part, PartStep
+    from wsgrad.server.intake import Waiting
     from wsgrad.server.journal import Journal
+    from wsgrad.server.limits import Limits
     from wsgrad.server.port import Port
     from wsgrad.server.queue import Queue
     from wsgrad.server.tables import Tables
 
-MAX_GRAPHS: Final = 1024
-MAX_GRAPHS_NBYTES: Final = 64 << 20
-"""Graphs that a session may have, and what their parts may take together."""
 MAX_RUN_FLOWS: Final = 4096
 """Transfers inside of runs that may be under way, unless a single run has more; other runs wait."""
 _QUICK_NBYTES: Final = 4 << 10
@@ -269,6 +268,7 @@ class Graphs:
         ready: called when queues may go on.
         flow_from: begins the source's end of a transfer to another server.
         flow_to: begins the target's end of one from there.
+        limits: how many graphs there may be, and what their parts may take together.
     """
 
     def __init__(
@@ -278,7 +278,9 @@ class Graphs:
         ready: Callable[[Queue], None],
         flow_from: Callable[[Send], Flow],
         flow_to: Callable[[Receive], Flow],
+        limits: Limits,
     ) -> None:
+        self._limits = limits
         self._find = find
         self._start = start
         self._ready = ready
@@ -305,11 +307,11 @@ class Graphs:
         routes = {row[0]: (row[1], row[2]) for row in _pairs(message.routes, 3)}
         graph = self._graphs[message.graph] = SessionGraph(message.graph, len(data))
         self._nbytes += len(data)
-        if len(self._graphs) > MAX_GRAPHS or self._nbytes > MAX_GRAPHS_NBYTES:
-            graph.error = LimitExceeded(
-                f"a session may have {MAX_GRAPHS} graphs of {MAX_GRAPHS_NBYTES} bytes together; free some"
-            )
+        graph.error = self._over_limit(len(data))
+        if graph.error is not None:
             graph.ready = True
+            self._nbytes -= graph.nbytes
+            graph.nbytes = 0  # nothing of it is kept
         elif len(data) <= _QUICK_NBYTES:
             _fill(graph, data, queues, bindings, routes)
         else:
@@ -372,6 +374,18 @@ class Graphs:
         for other in waiting:
             self._wake(other.queues)
 
+    def _over_limit(self, nbytes: int) -> LimitExceeded | None:
+        """Why the graph that was just counted is one too many."""
+        most, size = self._limits.max_graphs, self._limits.max_graphs_nbytes
+        if len(self._graphs) > 2 * most:
+            raise ProtocolError(f"{len(self._graphs)} graphs, most of which were refused", close_code=1008)
+        if len(self._graphs) > most:
+            return LimitExceeded(f"a session may have {most} graphs; drop some, or raise it with --max-graphs")
+        if self._nbytes > size:
+            words = f"a graph of {nbytes} bytes beside {self._nbytes - nbytes} of others exceeds the session's limit of"
+            return LimitExceeded(f"{words} {size}; drop some, or raise it with --max-graphs-size")
+        return None
+
     def _wake(self, queues: Iterable[int]) -> None:
         for number in queues:
             queue = self._find(number)
@@ -386,7 +400,7 @@ class Graphs:
 
 
 def replay_messages(
-    run: GraphRun, tables: Tables, port: Port | None, nbytes: int, journal: Journal, device: str
+    run: GraphRun, tables: Tables, port: Port | None, waiting: Waiting, journal: Journal, device: str
 ) -> list[Plain | Sent]:
     """What a run becomes for a queue's node, or what fails in its place.
 
@@ -394,7 +408,7 @@ def replay_messages(
         run: of a graph that is ready.
         tables: the queue's.
         port: the way to its node.
-        nbytes: what the run counts against the queue's limit.
+        waiting: what the run counts against the queue's limit, and whether it is over it.
         journal: of the queue; it learns what is sent.
         device: what the queue's failures are called by.
     """
@@ -407,8 +421,8 @@ def replay_messages(
     mine = graph.queues.get(run.queue)
     details: dict[str, object] = {"operation": "replay", "graph": graph.graph}
     try:
-        if graph.error is not None:
-            raise type(graph.error)(str(graph.error), details=graph.error.details)
+        if (refused := waiting.refused or graph.error) is not None:
+            raise type(refused)(str(refused), details=refused.details)
         if mine is None or graph.part is None:
             raise DeviceError("the graph was not recorded for this queue")
         values = check_values(graph.part, run.values)
@@ -419,9 +433,9 @@ def replay_messages(
             if not end.sends:
                 flow.target_failed(failure)
         fail = Fail(run.queue, run.number, error_code(error), str(error), details | error.details)
-        return [Sent(run.number, run.number, nbytes, cbor.encode(message_array(fail)))]
+        return [Sent(run.number, run.number, waiting.nbytes, cbor.encode(message_array(fail)))]
     replay = Replay(run.queue, run.number, graph.graph, 0, list(bindings), list(values))
-    sent = ReplaySent(run.number, run.number, nbytes, b"", graph=mine, replay=replay, ends=ends)
+    sent = ReplaySent(run.number, run.number, waiting.nbytes, b"", graph=mine, replay=replay, ends=ends)
     if not ends:
         sent.head = cbor.encode(message_array(replay))
         sent.habit = mine.habit

@@ -7,8 +7,10 @@ what was asked here, as a server does with its own nodes; the hub checks once mo
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
+
+import trio
 
 from wsgrad.errors import DeviceLost, ProtocolError, Timeout, WsgradError, error_code
 from wsgrad.graph.parse import parse_device_part
@@ -81,6 +83,7 @@ class Session:
 
     number: int
     start: Callable[[Callable[[], Awaitable[None]]], None]
+    processes: trio.Semaphore = field(default_factory=lambda: trio.Semaphore(1))  # the hub counts those of its sessions
 
 
 @dataclass(slots=True)

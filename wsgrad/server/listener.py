@@ -120,6 +120,7 @@ class Port:
             hub.tickets,
             Pages(pages.directory()),
             Admin(hub, tokens, config.token_file),
+            max_delayed=config.max_connections_per_address,
         )
         self._connections: Counter[str] = Counter()
         message = config.max_message_size - MAX_HEAD

@@ -24,6 +24,7 @@ from wsgrad.transport.tracing import SpanKind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from wsgrad.server.intake import Waiting
     from wsgrad.server.port import Port
     from wsgrad.server.programs import Want
     from wsgrad.server.session import Session
@@ -93,10 +94,13 @@ class Loads:
         self._late_nbytes = 0
         self._holding: Load | None = None
 
-    def admit(self, message: Program | KnownProgram, bulk: memoryview, nbytes: int, *, compiles: bool) -> Load | Sent:
+    def admit(self, message: Program | KnownProgram, waiting: Waiting, *, compiles: bool) -> Load | Sent:
         """A program has come. Returns what takes its place in the queue: a refused one fails there."""
+        bulk, nbytes = waiting.bulk, waiting.nbytes
         program = message if isinstance(message, Program) else Program(*(getattr(message, name) for name in _FIELDS))
         try:
+            if waiting.refused is not None:
+                raise waiting.refused
             if isinstance(message, KnownProgram):
                 found = self._session.sources.find(message.digest)
                 known = found is not None and len(found) == message.nbytes

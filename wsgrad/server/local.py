@@ -80,8 +80,8 @@ def describe_status(status: int | None) -> str:
 class LocalPort(Port):
     """A queue's node process on this machine. `start` runs a task of the queue's session.
 
-    Raises:
-        DeviceLost: the system has no descriptor or memory left for it.
+    Its ring, its socket and its process are made by that task, within the `room` that the session has for them: one
+    that is closed before that has cost nothing, however many come.
     """
 
     def __init__(
@@ -94,8 +94,11 @@ class LocalPort(Port):
         session: int,
         threads: int,
         start: Callable[[Callable[[], Awaitable[None]]], None],
+        room: trio.Semaphore,
     ) -> None:
         super().__init__(owner, owner.number)
+        self._room = room
+        self._made = False
         self._zygote = zygote
         self._index = index
         self._session = session
@@ -108,17 +111,10 @@ class LocalPort(Port):
         self._downloaded = 0
         self._lenders: dict[LocalPort, int] = {}
         self._lent = 0
-        try:
-            self._ring = Ring.create()
-            try:
-                self._socket, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            except OSError:
-                self._ring.close()
-                raise
-        except OSError as error:
-            raise DeviceLost(f"the server has no room for another device: {error}") from error
-        self._socket.setblocking(False)
-        self._buffer = memoryview(bytearray(_PACKET_NBYTES))
+        self._ring: Ring
+        self._socket: socket.socket
+        self._theirs: socket.socket
+        self._buffer = memoryview(b"")
         self._backlog: deque[_Packet] = deque()
         self._writable = trio.Event()
         self._process: NodeProcess | None = None
@@ -131,11 +127,15 @@ class LocalPort(Port):
         return bool(self._backlog)
 
     @property
+    def has_room(self) -> bool:
+        return self._made and super().has_room
+
+    @property
     def compiles(self) -> bool:
         return False
 
     def next_slot(self) -> memoryview | None:
-        return self._ring.slot(UPLOAD_SLOTS[self._free[0]]) if self._free else None
+        return self._ring.slot(UPLOAD_SLOTS[self._free[0]]) if self.has_room else None
 
     def send_binary(self, message: Program, binary: bytes | None) -> None:
         load = Load(
@@ -219,6 +219,8 @@ class LocalPort(Port):
 
     def _write(self, parts: list[bytes | memoryview], fd: int = -1) -> None:
         """Write one packet now or, behind others, later; owns the descriptor."""
+        if not self._made:
+            return  # closed before it began: there is nobody to tell
         if self._backlog or not self._write_now(parts, fd):
             self._backlog.append((parts, fd))
             self._writable.set()
@@ -251,12 +253,30 @@ class LocalPort(Port):
 
     async def _run(self) -> None:
         with self._life:
-            try:
-                await self._live()
-            finally:
-                await self._clean_up()
+            async with self._room:
+                if self._make():
+                    try:
+                        await self._live()
+                    finally:
+                        await self._clean_up()
         if not self.closed:
             self.owner.lost(self, self._loss or Loss(describe_status(None)))
+
+    def _make(self) -> bool:
+        try:
+            self._ring = Ring.create()
+            try:
+                self._socket, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            except OSError:
+                self._ring.close()
+                raise
+        except OSError as error:
+            self._loss = Loss(f"the server has no room for another device: {error}")
+            return False
+        self._socket.setblocking(False)
+        self._buffer = memoryview(bytearray(_PACKET_NBYTES))
+        self._made = True
+        return True
 
     async def _spawn(self, control: socket.socket, ring_fd: int) -> NodeProcess:
         return await self._zygote.spawn(control, ring_fd, {})

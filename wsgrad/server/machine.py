@@ -18,6 +18,8 @@ from wsgrad.server.zygote import Zygote
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    import trio
+
     from wsgrad.server.config import Config
     from wsgrad.server.limits import Limits
     from wsgrad.server.port import Port
@@ -33,6 +35,10 @@ class Holder(Protocol):
     @property
     def start(self) -> Callable[[Callable[[], Awaitable[None]]], None]:
         """Runs a task that ends with it."""
+
+    @property
+    def processes(self) -> trio.Semaphore:
+        """Room for its node processes."""
 
 
 class Opening(Owner, Protocol):
@@ -86,7 +92,16 @@ def own_devices(
 
 def _open_cpu(zygote: Zygote, threads: int, queue: Opening, index: int, limits: Limits) -> Port:
     session = queue.session
-    return LocalPort(queue, zygote, limits, index=index, session=session.number, threads=threads, start=session.start)
+    return LocalPort(
+        queue,
+        zygote,
+        limits,
+        index=index,
+        session=session.number,
+        threads=threads,
+        start=session.start,
+        room=session.processes,
+    )
 
 
 def _open_driven(zygote: Zygote, kind: str, place: str, queue: Opening, index: int, limits: Limits) -> Port:
@@ -100,6 +115,7 @@ def _open_driven(zygote: Zygote, kind: str, place: str, queue: Opening, index: i
         index=index,
         session=session.number,
         start=session.start,
+        room=session.processes,
     )
 
 

@@ -81,8 +81,8 @@ class Queue:
             session.quota, dialects=device.dialects, max_program_nbytes=session.limits.max_program_nbytes
         )
         self.usage = session.usage_of(device.id)
-        self._in = Intake(number, self.usage)
         self._out = Outstanding(self.usage)
+        self._in = Intake(number, self.usage, self._out, session.limits, session.upload_rate, self._tell)
         self._small = SmallReads(self, self._in, self._out, self._tables)
         self.answered = self._small.answered
         self._cached = CachedUploads(
@@ -91,7 +91,7 @@ class Queue:
             self._in,
             session.statistics,
             tell=self._tell,
-            give_credit=self._give_credit,
+            give_credit=self._in.give_credit,
             later=self.later,
         )
         self._journal = Journal()
@@ -219,13 +219,15 @@ class Queue:
                 else:
                     self._batch(message, waiting)
             case Launches():
-                sent = check_launches(message, waiting.raw or b"", waiting.bulk, waiting.nbytes)
+                raw, bulk = waiting.raw or b"", waiting.bulk
+                sends = check_launches(message, raw, bulk, waiting.nbytes, waiting.refused)
                 self._in.begin(message.first, message.count)
                 self.usage.launched(message.count)
                 if self.state is State.LOST:
                     self._drop(waiting)
                 else:
-                    self._feed.add(sent)
+                    for sent in sends:
+                        self._feed.add(sent)
             case Program() | KnownProgram():
                 self._in.begin(message.number, 1)
                 if self.state is State.LOST:
@@ -233,7 +235,7 @@ class Queue:
                 else:
                     assert self._port is not None  # only a lost or closed queue has none
                     compiles = self._port.compiles
-                    self._feed.add(self._loads.admit(message, waiting.bulk, waiting.nbytes, compiles=compiles))
+                    self._feed.add(self._loads.admit(message, waiting, compiles=compiles))
             case GraphRun():
                 self._in.begin(message.number, 1)
                 if self.state is State.LOST and self._lost is not None:
@@ -241,7 +243,7 @@ class Queue:
                     self._drop(waiting)
                 else:
                     tables, port, journal = self._tables, self._port, self._journal
-                    for item in replay_messages(message, tables, port, waiting.nbytes, journal, self.device.id):
+                    for item in replay_messages(message, tables, port, waiting, journal, self.device.id):
                         self._feed.add(item)
             case GraphEnd():
                 self._in.held -= waiting.nbytes
@@ -261,7 +263,7 @@ class Queue:
         self._tell(Ack(self.number, self._in.next - 1))
 
     def _batch(self, batch: Batch, waiting: Waiting) -> None:
-        checked = check_batch(batch, waiting.raw, waiting.nbytes, self._tables)
+        checked = check_batch(batch, waiting.raw, waiting.nbytes, self._tables, waiting.refused)
         self.usage.checked(checked)
         for download in checked.downloads:
             if download.transfer in self._out.downloads:
@@ -350,7 +352,7 @@ class Queue:
                 if self.trace is not None:
                     self.trace.spans(message, bulk, self._out.sent)
             case Credit():
-                self._give_credit(port.credit(message.slots))
+                self._in.give_credit(port.credit(message.slots))
                 self._feed.pump()
             case Failed():
                 self._failed(port, message)
@@ -476,14 +478,9 @@ class Queue:
             self.trace.lost(self._in.next - 1)
         self._in.forget()
         if self.state is not State.CLOSED:
-            self._give_credit(self._in.owed())
+            self._in.give_credit(self._in.owed())
 
     # -- to the client --
-
-    def _give_credit(self, slots: int) -> None:
-        if slots:
-            self._in.credit += slots
-            self._tell(Credit(self.number, slots))
 
     def _relay(
         self, port: Port, raw: bytes, bulk: memoryview | None = None, seen: Callable[[], None] | None = None

@@ -22,6 +22,7 @@ from wsgrad.server.routes import RELAYED, Routes
 from wsgrad.server.tables import Quota
 from wsgrad.server.trace import SessionTrace
 from wsgrad.server.transfers import Transfers
+from wsgrad.server.upload_rate import UploadRate
 from wsgrad.server.usage import Usage, sum_of
 from wsgrad.transport import cbor
 from wsgrad.transport.express import Request
@@ -124,6 +125,8 @@ class Session:
         self.sources = hub.sources
         self.quota = Quota(limits.max_session_memory, limits.max_buffers, limits.max_programs)
         self.answers = Answers(self.later)
+        self.upload_rate = UploadRate(limits.upload_rate)
+        self.processes = trio.Semaphore(MAX_QUEUES)
         self.events = Events()
         self.transfers = Transfers()
         self.trace: SessionTrace | None = None
@@ -138,7 +141,7 @@ class Session:
         self._hub = hub
         self._link = Link()
         self._queues: dict[int, Queue] = {}
-        self._graphs = Graphs(self._queues.get, self.start, self.later, self.flow_from, self.flow_to)
+        self._graphs = Graphs(self._queues.get, self.start, self.later, self.flow_from, self.flow_to, limits)
         self._todo: dict[Queue, None] = {}
         self._work = trio.Event()
         self._nursery: trio.Nursery | None = None
@@ -162,6 +165,7 @@ class Session:
                 self._unstarted.clear()
                 nursery.start_soon(self._turns)
                 nursery.start_soon(self._ticks)
+                nursery.start_soon(self.upload_rate.run)
                 await self.ended.wait()
                 # Only what cleans up behind itself is left; it is shielded and bounded.
                 nursery.cancel_scope.cancel()

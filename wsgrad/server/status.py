@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from wsgrad.server.addresses import is_loopback
 from wsgrad.server.config import version
 from wsgrad.server.invitation import join_url, svg_code
+from wsgrad.server.limits import all_limits
 from wsgrad.server.options import split_host
 from wsgrad.server.tokens import Role
 
@@ -48,6 +49,7 @@ def document(config: Config, counters: PortCounters, hub: Mapping[str, object]) 
             "wrong_tokens": counters.wrong_tokens,
             "http_requests": counters.http_requests,
         },
+        "limits": all_limits(config),
         **hub,
     }
 

@@ -19,6 +19,7 @@ from wsgrad.transport.commands import (
     Clear,
     Download,
     Drop,
+    Free,
     Launch,
     Read,
     Receive,
@@ -117,7 +118,9 @@ def slices(batch: Batch) -> list[Batch]:
     return [Batch(batch.queue, batch.first + i, commands[i : i + SLICE]) for i in range(0, len(commands), SLICE)]
 
 
-def check_batch(batch: Batch, raw: bytes | None, nbytes: int, tables: Tables) -> Checked:
+def check_batch(
+    batch: Batch, raw: bytes | None, nbytes: int, tables: Tables, over: WsgradError | None = None
+) -> Checked:
     """Check a batch against the tables, which note what it changes.
 
     Args:
@@ -125,6 +128,7 @@ def check_batch(batch: Batch, raw: bytes | None, nbytes: int, tables: Tables) ->
         raw: the batch as it came, or None where it was cut.
         nbytes: what the batch counts against the queue's limit, until its last command is acknowledged.
         tables: the queue's.
+        over: why the batch is too much for the queue; then all of it is refused but what frees or tells others.
 
     Raises:
         ProtocolError: a command is malformed, or an upload is not the last one.
@@ -145,7 +149,7 @@ def check_batch(batch: Batch, raw: bytes | None, nbytes: int, tables: Tables) ->
     last = batch.first + len(batch.commands) - 1
     for number, array in enumerate(batch.commands, batch.first):
         command = parse_command(array)
-        error = _refused(command, tables, checked)
+        error = _refused(command, tables, checked, over)
         if type(command) is Upload:
             if number != last:
                 raise ProtocolError("an upload is not the last command of its batch")
@@ -195,9 +199,11 @@ def check_batch(batch: Batch, raw: bytes | None, nbytes: int, tables: Tables) ->
     return checked
 
 
-def _refused(command: Command, tables: Tables, checked: Checked) -> WsgradError | None:
+def _refused(command: Command, tables: Tables, checked: Checked, over: WsgradError | None) -> WsgradError | None:
     """Why a command is refused, if it is; else the tables have noted it."""
     try:
+        if over is not None and not isinstance(command, Free | Drop | Clear | Signal):
+            raise over
         tables.check(command)
     except ProtocolError:
         raise
@@ -211,7 +217,9 @@ def _refused(command: Command, tables: Tables, checked: Checked) -> WsgradError 
     return None
 
 
-def check_launches(message: Launches, raw: bytes, words: memoryview, nbytes: int) -> Sent:
+def check_launches(
+    message: Launches, raw: bytes, words: memoryview, nbytes: int, over: WsgradError | None = None
+) -> list[Sent]:
     """Check what can be known of packed launches without their words; the node checks those.
 
     Raises:
@@ -220,8 +228,15 @@ def check_launches(message: Launches, raw: bytes, words: memoryview, nbytes: int
     size = len(words)
     if size % 4 or size > MAX_WORDS_BYTES or not 0 < message.count * _LEAST_LAUNCH_NBYTES <= size:
         raise ProtocolError(f"{message.count} packed launches in {size} bytes")
-    last = message.first + message.count - 1
-    return Sent(message.first, last, nbytes, raw, words, packed=True)
+    first, last = message.first, message.first + message.count - 1
+    if over is None:
+        return [Sent(first, last, nbytes, raw, words, packed=True)]
+    sends = [refusal(message.queue, first, over)]
+    if first < last:
+        rest = Batch(message.queue, first + 1, [NOTHING] * (last - first))
+        sends.append(Sent(first + 1, last, 0, cbor.encode(message_array(rest))))
+    sends[-1].nbytes = nbytes
+    return sends
 
 
 def check_lost(batch: Batch) -> tuple[list[Signal | Send | Receive], Incoming | None]:

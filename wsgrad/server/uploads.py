@@ -19,15 +19,16 @@ def take_chunk(queue: Queue, message: Chunk, bulk: memoryview) -> None:
         ProtocolError: it is not the one that comes next.
     """
     upload = queue._in.chunk(message, len(bulk))
+    queue.session.upload_rate.take(len(bulk))
     queue.session.statistics.uploaded += len(bulk)
     if upload.refused or queue._port is None:
         queue._feed.take_back()
-        queue._give_credit(1)
+        queue._in.give_credit(1)
         return
     if upload.number:
         in_place = queue._feed.take_back()
         if not queue._cached.chunk(message.transfer, memoryview(bytes(bulk)) if in_place else bulk):
-            queue._give_credit(1)
+            queue._in.give_credit(1)
         return
     queue._cached.check_chunk(message.transfer)
     queue._feed.add_piece(message.transfer, message.offset, bulk)
