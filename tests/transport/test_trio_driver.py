@@ -1,5 +1,6 @@
 """The trio driver over real loopback sockets, TLS and memory streams: what arrives, what waits, how it ends."""
 
+import contextlib
 import os
 import socket
 import ssl
@@ -335,6 +336,39 @@ async def test_a_peer_that_floods_heartbeats_and_reads_nothing_is_refused():
             nursery.start_soon(flood)
             await server.run()
     assert server.error.close_code == 1008
+
+
+@pytest.mark.parametrize("data", [b"\x89\x80\0\0\0\0", b"\x00\x80\0\0\0\0"], ids=["pings", "empty fragments"])
+async def test_others_get_their_turns_beside_a_flood_of_frames_that_hold_nothing(make_pair, data):
+    raw, server_stream = await make_pair()
+    server = End(server_stream, client=False)
+    most = 0
+    enough = trio.Event()
+
+    async def flood():
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            await raw.send_all(b"\x02\x80\0\0\0\0")
+            for _ in range(10):
+                await raw.send_all(data * 5_000)
+            await enough.wait()
+        await trio.aclose_forcefully(raw)
+
+    async def watch():
+        nonlocal most
+        while not server.over.is_set():
+            before = server.connection._connection.frames
+            await trio.lowlevel.checkpoint()
+            most = max(most, server.connection._connection.frames - before)
+            if server.connection._connection.frames > 10_000:
+                enough.set()
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            nursery.start_soon(flood)
+            await server.run()
+    assert server.connection._connection.frames > 10_000
+    assert most < 1_500  # at first, before reads have shrunk
 
 
 async def test_a_peer_that_reads_nothing_of_what_it_is_told_is_left():

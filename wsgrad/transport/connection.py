@@ -203,6 +203,10 @@ class Connection:
         """Whether nothing more will be received: closed by the peer, broken, or ended."""
         return self._framing.close_received
 
+    @property
+    def frames(self) -> int:
+        return self._framing.count
+
     def _raise_error(self) -> None:
         if self._error is not None:
             error, self._error = self._error, None

@@ -122,6 +122,7 @@ class Framing:
 
     Attributes:
         fin, opcode, nbytes, key: the last header that `read_header` accepted; `key` is None where nothing is masked.
+        count: headers that were accepted so far.
         in_message: between the first and the last frame of a message; the caller keeps it.
         close_sent: our close frame was made; nothing may be sent after it.
         close_received: the peer's was received, or the connection failed; nothing after it counts.
@@ -136,6 +137,7 @@ class Framing:
         "client",
         "close_received",
         "close_sent",
+        "count",
         "fin",
         "in_message",
         "key",
@@ -155,6 +157,7 @@ class Framing:
         self.fin = True
         self.opcode = BINARY
         self.nbytes = 0
+        self.count = 0
         self.key: bytes | None = None
         self.in_message = False
         self.close_sent = False
@@ -223,6 +226,7 @@ class Framing:
         self.fin = fin
         self.opcode = opcode
         self.nbytes = nbytes
+        self.count += 1
         return position
 
     def control_frame(self, payload: bytes) -> Closed | None:

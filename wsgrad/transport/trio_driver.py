@@ -38,7 +38,7 @@ _STEP = 1 << 20  # the most bytes, and rounds of small messages, written without
 _STEP_ROUNDS = 4
 _GATHER = 1 << 16  # small messages written together
 _GATHER_COUNT = 64
-_BUSY_EVENTS = 32  # reads shrink until they hold about so many messages, for the other tasks' sake
+_BUSY_FRAMES = 32  # reads shrink until they hold about so many frames, for the other tasks' sake
 _MIN_READ = 1 << 9
 _FIRST_READ = 1 << 12
 _MAX_READ = 1 << 20
@@ -358,32 +358,32 @@ class TrioConnection:
             except OSError as exc:
                 return Closed(1006, f"the connection broke: {exc.strerror}")
             self.last_received = trio.current_time()
+            frames = connection.frames
             events = connection.buffer_updated(count) if count else connection.eof()
             if (closed := self._dispatch(events, handle)) is not None:
                 return closed
             if not count:
                 return Closed(1006, "the peer left without closing")
-            if len(events) > _BUSY_EVENTS:
-                limit = max(_MIN_READ, count * _BUSY_EVENTS // len(events))
-            elif limit < _MAX_READ and 2 * len(events) <= _BUSY_EVENTS:
-                limit *= 2
+            limit = _next_limit(limit, count, connection.frames - frames)
             if count == len(buffer):
                 await trio.lowlevel.checkpoint()
             else:
                 await readable(fd)
 
     async def _read_stream(self, handle: Callable[[Received], None]) -> Closed:
-        connection, stream = self._connection, self._stream
+        connection, stream, limit = self._connection, self._stream, _FIRST_READ
         while True:
             buffer = connection.get_buffer()
             try:
-                data = await stream.receive_some(min(len(buffer), _TLS_STEP))
+                data = await stream.receive_some(min(len(buffer), limit, _TLS_STEP))
             except (trio.BrokenResourceError, trio.ClosedResourceError) as exc:
                 return Closed(1006, f"the connection broke: {exc.__cause__ or exc}")
             self.last_received = trio.current_time()
             count = len(data)
             buffer[:count] = data
+            frames = connection.frames
             events = connection.buffer_updated(count) if count else connection.eof()
+            limit = _next_limit(limit, count, connection.frames - frames)
             if (closed := self._dispatch(events, handle)) is not None:
                 return closed
             if not count:
@@ -473,6 +473,13 @@ def peer_of(stream: trio.abc.Stream) -> str:
     except (OSError, ValueError):
         return "unknown"
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _next_limit(limit: int, count: int, frames: int) -> int:
+    """How much to read next, after a read of `count` bytes held so many frames."""
+    if frames > _BUSY_FRAMES:
+        return max(_MIN_READ, count * _BUSY_FRAMES // frames)
+    return 2 * limit if limit < _MAX_READ and 2 * frames <= _BUSY_FRAMES else limit
 
 
 def _prepare(stream: trio.abc.Stream) -> int:
