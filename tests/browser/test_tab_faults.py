@@ -92,6 +92,11 @@ def _read_at_last(device):
     raise AssertionError("the device did not come back")
 
 
+def read_for_ever(array):
+    while True:
+        array.numpy()
+
+
 def test_our_page_lends_the_gpu_once_a_person_allows_it(browser, tmp_path):
     with serving(tmp_path) as server:
         url = server.ready["url"]
@@ -107,8 +112,7 @@ def test_our_page_lends_the_gpu_once_a_person_allows_it(browser, tmp_path):
             name = device.id
             tab.call("Page.reload")
             with pytest.raises(wsgrad.DeviceLost):
-                while True:
-                    array.numpy()
+                read_for_ever(array)
             again = client.wait_for_device("browser", timeout=30)
             assert again.id == name
         assert not [line for line in tab.console if "rror" in line]
