@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Final
 
-from benchmarks import soak_chaos, soak_load, soak_sessions
+from benchmarks import soak_chaos, soak_kills, soak_load, soak_sessions
 from benchmarks.report import Report
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 COMMANDS: Final[tuple[SoakCommand, ...]] = (
     soak_sessions.COMMAND,
+    soak_kills.COMMAND,
     soak_chaos.COMMAND,
     soak_load.LOAD,
     soak_load.LATENCY,

@@ -198,10 +198,11 @@ WAYS: Final[dict[str, tuple[Callable[[ServerProcess], None], int]]] = {
 
 def nodes_of(server: ServerProcess) -> list[int]:
     """The node processes of a server: what its zygote has forked."""
-    return [pid for child in _children(server.pid) for pid in _children(child)]
+    return [pid for child in children(server.pid) for pid in children(child)]
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
+    """The children of a process."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return []
