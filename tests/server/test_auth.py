@@ -7,6 +7,7 @@ import pytest
 import trio
 from edge_port import TOKENS, UPGRADE, WEBSOCKET, bearer, serving
 
+from wsgrad.server import auth
 from wsgrad.server.auth import Delays, network_of, own_names, plain_address
 
 ROUTES = {
@@ -235,6 +236,46 @@ async def test_wrong_tokens_take_longer_each_time_and_the_right_one_no_time_at_a
             start = time.perf_counter()
             assert (await edge.ask("/status.json", bearer(TOKENS.client))).status == 200
             assert time.perf_counter() - start < 0.4
+            nursery.cancel_scope.cancel()
+
+
+async def test_many_wrong_tokens_at_once_are_slowed_down_too_and_the_right_one_is_let_in(monkeypatch):
+    monkeypatch.setattr(auth, "_FIRST_DELAY", 0.5)
+    monkeypatch.setattr(auth, "_MAX_DELAY", 0.5)
+    async with serving() as edge:
+        times = []
+
+        async def guess():
+            start = time.perf_counter()
+            assert (await edge.ask("/status.json", bearer("wrong"))).status == 401
+            times.append(time.perf_counter() - start)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(40):
+                nursery.start_soon(guess)
+            while edge.port.counters.wrong_tokens < 40:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            assert (await edge.ask("/status.json", bearer(TOKENS.client))).status == 200
+        assert len(times) == 40
+        assert min(times) >= 0.5
+
+
+async def test_behind_a_proxy_an_address_with_too_many_wrong_tokens_is_told_nothing_of_another(monkeypatch):
+    monkeypatch.setattr(auth, "_FIRST_DELAY", 60.0)
+    monkeypatch.setattr(auth, "_MAX_DELAY", 60.0)
+    async with serving(trusted_proxies=("127.0.0.1",), max_connections_per_address=3) as edge:
+
+        async def ask(address, token):
+            return (await edge.ask("/status.json", bearer(token), f"X-Forwarded-For: {address}")).status
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(ask, "203.0.113.1", "wrong")
+            while edge.port.counters.wrong_tokens < 3:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            assert await ask("203.0.113.1", "wrong") == 429
+            assert await ask("203.0.113.1", TOKENS.client) == 429
+            assert await ask("203.0.113.2", TOKENS.client) == 200
             nursery.cancel_scope.cancel()
 
 

@@ -4,12 +4,15 @@ import json
 import os
 import tracemalloc
 
+import numpy as np
 import pytest
 import trio
 from edge_port import TOKENS, bearer
 from edge_port import serving as serving_edge
 from heart import SPIN, mapped_rings, serving
+from server_process import running_server
 
+import wsgrad
 from wsgrad.devices.ring import Ring
 from wsgrad.server.intake import Intake
 from wsgrad.server.limits import MAX_QUEUES, Limits
@@ -245,3 +248,27 @@ async def test_status_json_shows_every_limit():
         answer = await edge.ask("/status.json", bearer(TOKENS.client))
         limits = json.loads(answer.body)["limits"]
         assert {name: limits.get(name) for name in given} == given
+
+
+def test_a_client_holds_itself_to_the_limits_of_its_server(tmp_path):
+    limits = ["--max-queue-size", "30000", "--max-queue-commands", "40", "--upload-rate", "50MiB"]
+    with (
+        running_server(tmp_path, "--device", "cpu*2", "--cpu-threads", "1", *limits) as server,
+        wsgrad.connect(server.ready["url"]) as connected,
+    ):
+        assert connected.info["limits"]["max_queue_commands"] == 40
+        one, two = connected.devices
+        add = one.program("void add(int *x, int by, int i) { x[i] += by; }", "add")
+        x, y = one.zeros(1000, np.int32), two.zeros(1000, np.int32)
+        with wsgrad.record(one, two) as graph:
+            add(x, 1, wsgrad.INDEX, grid=1000)
+            y.copy_from(x)
+        for _ in range(200):
+            add(x, 1, wsgrad.INDEX, grid=1000)
+        for turn in range(100):
+            graph.run()
+            x[:10].copy_from(np.full(10, turn, np.int32))
+        assert x.numpy().tolist() == [99] * 10 + [300] * 990
+        assert y.numpy()[10:].tolist() == [300] * 990
+        big = np.arange(MIB, dtype=np.int32)
+        assert (one.array(big).numpy() == big).all()

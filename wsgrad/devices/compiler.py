@@ -105,7 +105,7 @@ def _explain(text: str, outcome: Outcome, seconds: int) -> str:
     if len(text) > _MAX_MESSAGE:
         text = f"{text[:_MAX_MESSAGE]}\n… ({len(text) - _MAX_MESSAGE} more characters)"
     if outcome.timed_out or outcome.status in (-signal.SIGKILL, -signal.SIGXCPU):
-        return f"compiling took longer than {seconds} s of processor time\n{text}".rstrip()
+        return f"compiling took longer than {seconds} s of processor time (--compile-seconds)\n{text}".rstrip()
     if outcome.status < 0 or not text:
         return f"the compiler gave up (status {outcome.status}), perhaps for lack of memory\n{text}".rstrip()
     return text
