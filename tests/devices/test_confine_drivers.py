@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
 import textwrap
 
+import numpy as np
 import pytest
+from contract_kinds import KINDS
+from test_node import CALLS
 
 from wsgrad.devices import confine, linux, seccomp
 from wsgrad.server.config import Config
@@ -197,3 +201,31 @@ def test_what_a_system_lacks_to_confine_drivers_is_said_at_start(monkeypatch):
     assert config.devices == ("webgpu",)
     assert "webgpu" in warning
     assert "Landlock" in warning
+
+
+@pytest.mark.skipif(linux.MACHINE != "x86_64", reason="the attack is written for x86-64")
+def test_machine_code_in_a_drivers_process_gets_no_further(tmp_path):
+    if linux.landlock_version() == 0:
+        pytest.skip("this kernel has no Landlock")
+    (tmp_path / "secret").write_text("secret")
+    bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    calls = {
+        "open": f'2, (long)"{tmp_path / "secret"}", 0, 0, 0, 0, 0',
+        "memory of another": f'2, (long)"/proc/{bystander.pid}/mem", 2, 0, 0, 0, 0',
+        "kill": f"62, {bystander.pid}, 9, 0, 0, 0, 0",
+        "ptrace": f"101, 16, {bystander.pid}, 0, 0, 0, 0",
+        "socket": "41, 2, 1, 0, 0, 0, 0",
+        "io_uring": "425, 8, (long)zeros, 0, 0, 0, 0",
+        "unshare": "272, 0x10000000, 0, 0, 0, 0, 0",
+    }
+    cases = "".join(f"out[{at}] = call({call});\n" for at, call in enumerate(calls.values()))
+    source = f"{CALLS}\nstatic long zeros[64];\nvoid escape(long *out) {{ {cases} }}"
+    try:
+        with KINDS["tinygrad-cpu"]() as offer, offer.connected() as device:
+            out = device.zeros(len(calls), np.int64)
+            device.program(source, "escape")(out)
+            outcomes = dict(zip(calls, out.numpy().tolist(), strict=True))
+            assert set(outcomes.values()) <= {-errno.EPERM, -errno.EACCES}, outcomes
+        assert bystander.poll() is None
+    finally:
+        bystander.communicate(b"\n")
