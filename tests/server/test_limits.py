@@ -23,6 +23,7 @@ from wsgrad.transport import commands as c
 from wsgrad.transport import messages as m
 from wsgrad.transport.cbor import encode
 from wsgrad.transport.connection import Connection
+from wsgrad.transport.trio_driver import TrioConnection
 
 MIB = 1 << 20
 SHORT_WAIT = SPIN.replace(";;", "; i < 100000000;").replace("{ }", ";")
@@ -272,3 +273,15 @@ def test_a_client_holds_itself_to_the_limits_of_its_server(tmp_path):
         assert y.numpy()[10:].tolist() == [300] * 990
         big = np.arange(MIB, dtype=np.int32)
         assert (one.array(big).numpy() == big).all()
+
+
+async def test_a_client_that_says_no_hello_is_told_why_it_is_turned_away(cache):
+    async with serving(cache, handshake_seconds=0.3) as server, server.client() as other:
+        queue = await other.open()
+        stream = await trio.open_tcp_stream("127.0.0.1", server.port)
+        silent = TrioConnection.from_stream(stream, client=True, max_bulk=MIB)
+        with trio.fail_after(30):
+            closed = await silent.run(lambda received: None)
+        assert (closed.code, closed.reason) == (1008, "no Hello came within 0.3 s (--handshake-seconds)")
+        queue.batch(c.Alloc(1, 4))
+        assert await queue.read(1, 0, 4) == bytes(4)

@@ -125,7 +125,7 @@ class Hub:
                     session.end(error.close_code, str(error))
                     raise
                 return
-            scope.deadline = float("inf")
+            came.set()
             try:
                 check_version(received.head, Hello.KIND)
                 hello = parse_message(received.head)
@@ -140,7 +140,10 @@ class Hub:
                 connection.send(cbor.encode(message_array(Refused(error_code(error), str(error)))))
                 connection.close(1008, str(error))
 
-        with trio.move_on_after(self._limits.hello_seconds) as scope:
+        came = trio.Event()
+        assert self._nursery is not None
+        self._nursery.start_soon(self._await_hello, connection, came)
+        with trio.CancelScope() as scope:
             try:
                 closed = await connection.run(handle)
                 _log.debug("%s: closed with %d %s", peer, closed.code, closed.reason)
@@ -153,6 +156,8 @@ class Hub:
                 _log.exception("%s: its connection ended by an error of the server", peer)
                 if session is not None and session.connection is connection:
                     session.end(1011, "internal error")
+            finally:
+                came.set()
         if session is not None:
             session.detach(connection)
 
@@ -297,6 +302,14 @@ class Hub:
         self._news.set()
 
     # -- inside
+
+    async def _await_hello(self, connection: TrioConnection, came: trio.Event) -> None:
+        """Turn a client away that says nothing; `came` is also set when its connection is over."""
+        seconds = self._limits.hello_seconds
+        with trio.move_on_after(seconds):
+            await came.wait()
+            return
+        connection.close(1008, f"no Hello came within {seconds:g} s (--handshake-seconds)")
 
     def _admit(self, hello: Hello, connection: TrioConnection, scope: trio.CancelScope, peer: str) -> Session:
         if hello.key is not None:
