@@ -59,7 +59,7 @@ def write_corpus(target: str) -> None:
 def run(target: str, runs: int, seed: int, kept: Path) -> Outcome:
     """Give a target so many inputs; what makes it fail is left in `kept`."""
     kept.mkdir(parents=True, exist_ok=True)
-    most = getattr(importlib.import_module(f"fuzz.targets.{target}"), "MAX_NBYTES", 512)
+    most = importlib.import_module(f"fuzz.targets.{target}").MAX_NBYTES
     with tempfile.TemporaryDirectory() as folder:
         state, log = Path(folder, "state"), kept / f"{target}.log"
         grown = Path(folder, "grown")

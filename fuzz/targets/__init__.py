@@ -1,1 +1,1 @@
-"""One module a target: `seeds()` makes its corpus, and `check(data)` tries one input and raises on a finding."""
+"""One module a target: `seeds()` makes its corpus, `check(data)` raises on a finding, `MAX_NBYTES` is an input's size."""

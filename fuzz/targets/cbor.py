@@ -17,6 +17,8 @@ from wsgrad.transport import cbor
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+MAX_NBYTES = 96
+
 _VECTORS = Path(__file__).parent.parent.parent / "tests" / "vectors.json"
 
 

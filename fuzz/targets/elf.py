@@ -14,6 +14,8 @@ from wsgrad.errors import CompileError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+MAX_NBYTES = 64
+
 _SOURCE = """
 #include <math.h>
 static int numbers[3] = {1, 2, 3};

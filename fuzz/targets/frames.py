@@ -18,6 +18,8 @@ from wsgrad.transport.frames import Closed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+MAX_NBYTES = 260
+
 _BULK = 9
 _KEY = b"\x11\x22\x33\x44"
 _STRICTER = ("shortest form", "over the limit", "text messages", "highest bit")

@@ -17,7 +17,7 @@ from wsgrad.transport import cbor
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MAX_NBYTES = 2048
+MAX_NBYTES = 1024
 _SAMPLES = 12
 random_recording = load_test_module("graph/random_graphs").random_recording
 _parts = [

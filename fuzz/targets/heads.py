@@ -11,7 +11,7 @@ from wsgrad.transport import handshake, url
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MAX_NBYTES = 1024
+MAX_NBYTES = 320
 _LIMIT = 512
 
 

@@ -21,7 +21,7 @@ from wsgrad.errors import DeviceError, LaunchError, WsgradError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MAX_NBYTES = 512
+MAX_NBYTES = 160
 _SANITIZED = ("-fsanitize=undefined", "-fsanitize-undefined-trap-on-error")
 _MAX_GRID = 40
 _PAGE = 4096

@@ -11,6 +11,8 @@ from wsgrad.transport.link import Link, Outgoing
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+MAX_NBYTES = 64
+
 
 def seeds() -> Iterator[bytes]:
     """Steps in turn, some of each kind."""

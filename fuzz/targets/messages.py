@@ -14,6 +14,8 @@ from wsgrad.transport import messages as m
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+MAX_NBYTES = 128
+
 _MESSAGES = get_args(m.Message)
 _COMMANDS = get_args(c.Command)
 

@@ -15,6 +15,8 @@ from wsgrad.graph import wgsl
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+MAX_NBYTES = 200
+
 WORDS = (
     "@group(0)", "@binding(0)", "@binding(1)", "@", "group", "(", ")", "0", "1u", "0x1", "var", "<", ">", "storage",
     "uniform", ",", "read", "read_write", "name", ":", "array<f32>", ";", "fn", "main", "{", "}", "@compute",
