@@ -169,7 +169,6 @@ class ModelClient:
         elif kind == 15:
             self._answer(queue)
         elif kind == 16 and queue.upload is None:
-            queue.reads.clear()
             self._numbered(queue, m.Reopen(queue.number, queue.next))
             queue.lost = False
         elif kind == 17 and choices.some(3) == 0:

@@ -1,1 +1,1 @@
-"""One module a target: `seeds()` makes its corpus, `check(data)` raises on a finding, `MAX_NBYTES` is an input's size."""
+"""One module a target: `seeds()` makes its corpus, `check(data)` raises on a finding, `MAX_NBYTES` bounds an input."""
