@@ -278,6 +278,7 @@ const wgsl = (() => {
     refuse(token, message) {
       let line = 1;
       let start = 0;
+      LINE_BREAK.lastIndex = 0; // a search for the end of a comment has left it elsewhere
       for (const found of this.source.slice(0, token.start).matchAll(LINE_BREAK)) {
         line += 1;
         start = found.index + found[0].length;
