@@ -325,15 +325,13 @@ class ModelClient:
     def _graph(self) -> None:
         choices = self.choices
         graph = max(self.graphs, default=0)
-        if graph and choices.some(3):
+        if graph and self.graphs[graph][0] is not None and choices.some(3):
             if choices.some(7) == 0:
                 self.graphs[graph] = (None, {})
                 self.send(m.Forget(graph))
                 return
             part, queues = self.graphs[graph]
-            if part is None or not all(
-                number in self.queues and self.queues[number].upload is None for number in queues.values()
-            ):
+            if not all(number in self.queues and self.queues[number].upload is None for number in queues.values()):
                 return
             numbers: list[list[object]] = []
             for number in queues.values():
