@@ -37,6 +37,8 @@ MAX_BUFFERS: Final = 31
 """Buffers of a kernel in C: with the scalars they stay below what a launch takes."""
 TRIAL_SECONDS: Final = 10.0
 """How long the first kernel of a search may take."""
+COMPILE_SECONDS: Final = 60.0
+"""How long a kernel that is tried may take to compile: it is not the kernel that is slow then."""
 WAITED_BYTES: Final = 16 << 20
 """Buffers from this size on are waited for, so that too little memory is an error of the allocation."""
 _WRITES: Final = re.compile(r"// writes ([0-9,]*)\n")
@@ -189,6 +191,7 @@ class _Trial:
             self._copy(at, value) if isinstance(value, wsgrad.Buffer) else value for at, value in enumerate(arguments)
         ]
         try:
+            self._program.ready(timeout=COMPILE_SECONDS)
             return self._program.timed(*given, **sizes, timeout=seconds)
         except (wsgrad.DeviceLost, wsgrad.Timeout, TimeoutError) as error:
             _end_trials()

@@ -39,6 +39,35 @@ def test_tensors_and_jitted_steps_run_on_a_wrapped_device(kind):
         run(SCRIPT, WSGRAD_URL=offer.url)
 
 
+def test_kernels_that_a_search_tries_harm_nothing_on_a_wrapped_device():
+    script = """
+import numpy as np
+from tinygrad import Device, Tensor
+from tinygrad.device import TinyELF
+from tinygrad.helpers import Target
+kept = Tensor(np.arange(10, dtype=np.float32)).realize()
+device = Device["WS"]
+buffer = kept.uop.buffer._buf
+
+def attempt(body):
+    source = f"// writes 0\\nkernel void test(global volatile float* data0) {{ {body} }}"
+    kernel = device.runtime(TinyELF(source.encode(), "test", Target("WS"), (("data0", 0, kept.dtype, (10,)),)))
+    return kernel(buffer, global_size=(1, 1, 1), local_size=(1, 1, 1), wait=True, timeout=2000)
+
+for body, why in (("this is no C", "error"), ("while (data0[0] >= 0) data0[1] += 1;", "was given up")):
+    try:
+        attempt(body)
+    except RuntimeError as error:
+        assert why in str(error), error
+    else:
+        raise AssertionError(f"it ran: {body}")
+assert attempt("data0[0] = 7;") >= 0
+assert (kept.numpy() == np.arange(10)).all()
+"""
+    with KINDS["tinygrad-cl"]() as offer:
+        run(script, WSGRAD_URL=offer.url)
+
+
 def test_kernels_are_rendered_without_the_vendors_compilers():
     archs = {"opencl-c": "cl_khr_fp64", "cuda-c": "sm_89", "hip-c": "gfx1100", "msl": "Apple9"}
     assert set(archs) == set(KERNEL_RENDERERS)
