@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from contract_kinds import KINDS
 from device_rigs import DialInServer, ExecutorRig, Toolbox, ZygoteClient, memfd
 
 from wsgrad.devices import elf, mathlib, native
@@ -62,6 +63,13 @@ def dialled_in(toolbox, tmp_path_factory):
     server = DialInServer(toolbox, tmp_path_factory.mktemp("cache"))
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session", params=list(KINDS))
+def kind(request):
+    """A server that offers a device, of each kind."""
+    with KINDS[request.param]("--max-session-memory", "512MiB") as offer:
+        yield offer
 
 
 @pytest.fixture(params=["executor", "process", "dialled in"])

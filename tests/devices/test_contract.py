@@ -12,12 +12,6 @@ import wsgrad
 N = 1000
 
 
-@pytest.fixture(scope="session", params=list(KINDS))
-def kind(request):
-    with KINDS[request.param]("--max-session-memory", "512MiB") as offer:
-        yield offer
-
-
 @pytest.fixture(scope="session")
 def shared(kind):
     with kind.connected() as device:
