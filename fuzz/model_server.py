@@ -22,7 +22,7 @@ from wsgrad.errors import ProtocolError
 from wsgrad.server import local
 from wsgrad.server.config import Config
 from wsgrad.server.hub import Hub
-from wsgrad.server.local import LocalPort
+from wsgrad.server.machine import _open_cpu
 from wsgrad.server.programs import Job, Want
 from wsgrad.transport import cbor, express
 from wsgrad.transport import messages as m
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from fuzz.choices import Choices
+    from wsgrad.server.port import Port
     from wsgrad.transport.connection import Destination
     from wsgrad.transport.link import Link
 
@@ -275,9 +276,8 @@ class World:
         hub._programs = self.programs
         zygote: Any = _Zygote(self)
 
-        def open_local(queue: Any, index: int) -> LocalPort:  # noqa: ANN401
-            session, limits = queue.session, hub._limits
-            return LocalPort(queue, zygote, limits, index=index, session=session.number, threads=1, start=session.start)
+        def open_local(queue: Any, index: int) -> Port:  # noqa: ANN401
+            return _open_cpu(zygote, 1, queue, index, hub._limits)
 
         hub._registry.join("box", None)
         hub._registry.add("box", [dict(DEVICE)], open_local)

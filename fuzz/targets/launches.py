@@ -16,13 +16,19 @@ from wsgrad.devices import elf, linux, native
 from wsgrad.devices.base import ProgramSpec
 from wsgrad.devices.cpu import CpuRuntime
 from wsgrad.devices.native import MAX_BUFFERS, MAX_PROGRAMS, MAX_SLOTS, TEMPORARIES, Native, Stop
+from wsgrad.devices.toolchain import find_compiler
 from wsgrad.errors import DeviceError, LaunchError, WsgradError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_NBYTES = 160
-_SANITIZED = ("-fsanitize=undefined", "-fsanitize-undefined-trap-on-error")
+_TRAPS = {"gcc": ("-fsanitize-undefined-trap-on-error",)}
+_SANITIZED = (
+    "-fsanitize=undefined",
+    # Without the check of called functions' types: it reads what stands before them, which gcc's programs lack.
+    *_TRAPS.get(find_compiler().kind, ("-fsanitize-trap=undefined", "-fno-sanitize=function")),
+)
 _MAX_GRID = 40
 _PAGE = 4096
 _IDS = MAX_BUFFERS + MAX_SLOTS + TEMPORARIES
