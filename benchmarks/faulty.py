@@ -101,7 +101,7 @@ class FaultyLink(Link):
             seed: what the faults follow from; without one nothing fails by itself.
             most: so many faults at most.
             weights: how often each kind comes; `COMMON` if left out.
-            routes: connections to other routes, such as links between servers, don't fail.
+            routes: connections to other routes, such as links between servers, don't fail; encrypted ones all may.
         """
         super().__init__(url)
         self.faults: Counter[Kind] = Counter()
@@ -184,7 +184,8 @@ class _Passage:
         while data := source.recv(PIECE_NBYTES):
             if to_server and not self._known.is_set():
                 line = data.split(b"\r\n", 1)[0]
-                self._spared = bool(self._link.routes) and not any(route in line for route in self._link.routes)
+                shown = line.startswith(b"GET ")
+                self._spared = shown and not any(route in line for route in self._link.routes)
                 self._known.set()
             self._known.wait()
             if self._swallows:

@@ -36,7 +36,7 @@ class Link:
         self.accepting = True
         self.sparing = 0
         self._address = self._listener.getsockname()
-        self.url = f"ws://127.0.0.1:{self._address[1]}/#{parts.fragment}"
+        self.url = f"{parts.scheme}://127.0.0.1:{self._address[1]}/#{parts.fragment}"
 
     def __enter__(self) -> Self:
         self._start(self._accept)

@@ -55,9 +55,14 @@ class ServerProcess:
 
 
 @contextmanager
-def server_process(arguments: Sequence[str] = ()) -> Iterator[ServerProcess]:
-    """A real server on a free port of loopback; it ends with the block."""
-    with _serving(["--port", "0", *arguments], {}) as (ready, pid):
+def server_process(arguments: Sequence[str] = (), *, state: str | None = None) -> Iterator[ServerProcess]:
+    """A real server on a free port of loopback; it ends with the block.
+
+    Args:
+        arguments: its command line.
+        state: the directory that it keeps its certificate in; the user's own if left out.
+    """
+    with _serving(["--port", "0", *arguments], {} if state is None else {"XDG_STATE_HOME": state}) as (ready, pid):
         yield ServerProcess(ready["url"], pid, ready["node_token"])
 
 

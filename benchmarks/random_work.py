@@ -166,13 +166,25 @@ class _Home:
 class Work:
     """A program over some devices, made up as it goes from a seed."""
 
-    def __init__(self, devices: Sequence[Any], seed: int | str, *, most_nbytes: int = 4 << 20) -> None:
+    def __init__(
+        self, devices: Sequence[Any], seed: int | str, *, alone: bool = True, most_nbytes: int = 4 << 20
+    ) -> None:
+        """Makes a program.
+
+        Args:
+            devices: what it runs on, of one face.
+            seed: what it follows from.
+            alone: whether nobody else uses these devices' sessions: then it also closes devices and makes errors, which
+                whoever waits next would be told of.
+            most_nbytes: the largest buffer.
+        """
         self.tally = Tally()
         self._rng = random.Random(f"work/{seed}")
         self._numbers = np.random.default_rng(self._rng.randrange(1 << 30))
         self._homes = [_Home(device) for device in devices]
         self._sizes = [size for size in _SIZES if 4 * size <= most_nbytes]
         self._number = 0
+        self._alone = int(alone)
 
     def steps(self, *, count: int | None = None, until: Callable[[], bool] = lambda: False) -> Steps:
         """The program: so many steps, or until something holds, and everything is compared at its end."""
@@ -200,8 +212,8 @@ class Work:
             self._new_programs: 1,
             self._timed: 2,
             self._synchronize: 2,
-            self._broken: 2,
-            self._close: 1,
+            self._broken: 2 * self._alone,
+            self._close: self._alone,
         }
         while (count is None or done < count) and not until():
             step = self._rng.choices(list(kinds), weights=list(kinds.values()))[0]

@@ -12,23 +12,24 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import trio
 
 import wsgrad
 from benchmarks.faulty import FaultyLink, Kind
-from benchmarks.processes import joined_process, server_process
+from benchmarks.processes import ServerProcess, joined_process, server_process
 from benchmarks.random_work import Tally, Work, run_blocking, run_trio
 from benchmarks.report import Figure
 from benchmarks.soak_command import SoakCommand
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from benchmarks.report import Report
 
@@ -38,6 +39,7 @@ _BLACK_HOLE_EVERY: Final = 25
 """So many rounds bring one black hole, which costs its 15 s of silence."""
 _TRIES: Final = 200
 _ROUND_SECONDS: Final = 300.0
+_GRACE_SECONDS: Final = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,8 @@ class Shape:
     """What a round is made of."""
 
     face: str
-    servers: int
+    servers: tuple[int, ...]
+    workers: int
     steps: int
     cache: bool
     weights: dict[Kind, float] | None
@@ -59,7 +62,8 @@ def shape_of(seed: int, number: int, *, steps: int) -> Shape:
     black = number % _BLACK_HOLE_EVERY == _BLACK_HOLE_EVERY - 1
     return Shape(
         face,
-        rng.choice((1, 2)),
+        rng.choice(((0,), (0, 1), (0, 1), (2,))),
+        rng.choice((1, 1, 2, 3)),
         steps,
         rng.random() < 0.3,
         {"black hole": 1.0} if black else None,
@@ -67,29 +71,42 @@ def shape_of(seed: int, number: int, *, steps: int) -> Shape:
     )
 
 
-@contextmanager
-def farm(*, joined: bool = True) -> Iterator[list[str]]:
-    """Two servers, of which the second doesn't dial the first; a machine joins the first. Gives their addresses."""
-    with ExitStack() as stack:
-        arguments = ("--cpu-threads", "1", "--resume-grace", "30")
-        first = stack.enter_context(server_process(("--device", "cpu*2", *arguments)))
-        second = stack.enter_context(server_process(("--device", "cpu*2", "--allow-peer", "192.0.2.1", *arguments)))
-        if joined:
-            state = stack.enter_context(tempfile.TemporaryDirectory())
-            stack.enter_context(joined_process(first, "joined", state))
-        yield [first.url, second.url]
+class Farm:
+    """Servers, started when they are first used: a machine joins 0, 1 dials nobody, 2 has TLS. They end with `with`."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._servers: dict[int, ServerProcess] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def url(self, index: int) -> str:
+        """The address of a server."""
+        if index not in self._servers:
+            arguments = ["--device", "cpu*2", "--cpu-threads", "1", "--resume-grace", f"{_GRACE_SECONDS}"]
+            arguments += (("--max-sessions", "64"), ("--allow-peer", "192.0.2.1"), ("--tls",))[index]
+            state = self._stack.enter_context(tempfile.TemporaryDirectory())
+            server = self._stack.enter_context(server_process(arguments, state=state))
+            if not index:
+                self._stack.enter_context(joined_process(server, "joined", state))
+            self._servers[index] = server
+        return self._servers[index].url
 
 
-def run_round(urls: Sequence[str], seed: int, number: int, *, steps: int) -> tuple[Tally, Counter[Kind]]:
+def run_round(farm: Farm, seed: int, number: int, *, steps: int) -> tuple[Tally, Counter[Kind]]:
     """One round; returns what it did and what failed."""
     shape = shape_of(seed, number, steps=steps)
     faults: Counter[Kind] = Counter()
     with ExitStack() as stack:
         links = [
             stack.enter_context(
-                FaultyLink(url, seed=f"{seed}/{number}/{index}", weights=shape.weights, most=shape.most)
+                FaultyLink(farm.url(index), seed=f"{seed}/{number}/{index}", weights=shape.weights, most=shape.most)
             )
-            for index, url in enumerate(urls[: shape.servers])
+            for index in shape.servers
         ]
         if shape.face == "trio":
             tally = trio.run(_in_trio, links, shape, seed, number)
@@ -105,10 +122,12 @@ def _blocking(links: Sequence[FaultyLink], shape: Shape, seed: int, number: int)
         servers = []
         for link in links:
             servers.append(stack.enter_context(_persistent(partial(wsgrad.connect, link.url, cache=shape.cache))))
-        work = Work(_devices(servers), f"{seed}/{number}")
-        run_blocking(work.steps(count=shape.steps))
+        works = _works(servers, shape, f"{seed}/{number}")
+        with ThreadPoolExecutor(len(works)) as pool:
+            for done in [pool.submit(run_blocking, work.steps(count=shape.steps // len(works))) for work in works]:
+                done.result()
         _calm(links, number)
-    return work.tally
+    return _together(works)
 
 
 async def _in_trio(links: Sequence[FaultyLink], shape: Shape, seed: int, number: int) -> Tally:
@@ -120,10 +139,12 @@ async def _in_trio(links: Sequence[FaultyLink], shape: Shape, seed: int, number:
                 return await stack.enter_async_context(wsgrad.open_server(url, cache=shape.cache))
 
             servers.append(await _persistently(opened))
-        work = Work(_devices(servers), f"{seed}/{number}")
-        await run_trio(work.steps(count=shape.steps))
+        works = _works(servers, shape, f"{seed}/{number}")
+        async with trio.open_nursery() as nursery:
+            for work in works:
+                nursery.start_soon(run_trio, work.steps(count=shape.steps // len(works)))
         _calm(links, number)
-    return work.tally
+    return _together(works)
 
 
 def _persistent(open_it: Callable[[], T]) -> T:
@@ -152,8 +173,18 @@ def _calm(links: Sequence[FaultyLink], number: int) -> None:
             link.failing = False
 
 
-def _devices(servers: Sequence[Any]) -> list[Any]:
-    return [device for server in servers for device in server.devices if device.kind == "cpu"]
+def _works(servers: Sequence[Any], shape: Shape, seed: str) -> list[Work]:
+    """One program, or several that share sessions and devices."""
+    devices = [device for server in servers for device in server.devices if device.kind == "cpu"]
+    alone = shape.workers == 1
+    return [Work(devices, f"{seed}/{number}", alone=alone) for number in range(shape.workers)]
+
+
+def _together(works: Sequence[Work]) -> Tally:
+    tally = Tally()
+    for work in works:
+        tally.add(work.tally)
+    return tally
 
 
 def soak(
@@ -168,9 +199,9 @@ def soak(
     """Run rounds until so many faults have come, or so many rounds are over; returns what was done and what failed."""
     tally, total = Tally(), Counter[Kind]()
     number = first
-    with farm() as urls:
+    with Farm() as farm:
         while total.total() < faults and (rounds is None or number < first + rounds):
-            done, failed = run_round(urls, seed, number, steps=steps)
+            done, failed = run_round(farm, seed, number, steps=steps)
             say(f"round {number}: {dict(failed)}, {done.commands} commands{'' if done.right else ', WRONG'}")
             for line in done.said:
                 say(f"  {line}")
