@@ -3,7 +3,8 @@
 Every figure is taken in interleaved pairs, one after the other on either side; the value is the median of the pairs'
 ratios, with the interval in which that median lies with 95 %. tinygrad 0.11.0, the last one with REMOTE, needs an
 environment of its own: `python -m venv peer && peer/bin/pip install tinygrad==0.11.0 numpy`; `--peer` names its Python.
-tinygrad's CPU device needs clang; name it with CC.
+tinygrad's CPU device needs clang; name it with CC. What the machine did besides stands in each figure's detail, as the
+load average when its pairs were done.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import socket
 import statistics
 import subprocess
@@ -124,6 +126,7 @@ def add(
     low, high = interval(ratios)
     ours, theirs = (statistics.median(side) for side in zip(*pairs, strict=True))
     detail = f"{low:.3g} to {high:.3g}; ours {ours * 1e3:.4g} ms, theirs {theirs * 1e3:.4g} ms, {len(pairs)} pairs"
+    detail += f", load {os.getloadavg()[0]:.1f}"
     report.add(Figure(name, statistics.median(ratios), "×", target, better=better, detail=detail))
 
 
@@ -227,15 +230,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     remote, local = ["up", "down", "calls", "kernel", "jitted"], ["mlp", "conv", "decode"]
     every = [*remote, *local, "load", "delayed"]
-    parser.add_argument("figures", nargs="*", default=every, help="default: %(default)s")
+    parser.add_argument("--rows", metavar="A,B", default=",".join(every), help="what to measure; default: %(default)s")
     parser.add_argument("--peer", metavar="PYTHON", help="interpreter of an environment with tinygrad 0.11.0")
     parser.add_argument("--pairs", type=int, default=20, help="default: %(default)s")
     parser.add_argument("--weights", type=int, default=1000, metavar="MIB", help="size of the weights")
     parser.add_argument("--json", metavar="FILE", nargs="?", const="-", help="write JSON; - for standard output")
     options = parser.parse_args()
-    wanted = set(options.figures)
-    if wanted - set(every):
-        parser.error(f"there is no figure {', '.join(wanted - set(every))}")
+    wanted = set(options.rows.split(","))
+    if unknown := sorted(wanted - set(every)):
+        parser.error(f"there is no row {', '.join(unknown)}; there are {', '.join(every)}")
+    if options.pairs < 1:
+        parser.error("a median needs at least one pair")
+    compiler = os.environ.get("CC", "clang")
+    if wanted & {*local, *(remote if options.peer else ())} and shutil.which(compiler) is None:
+        parser.error(f"tinygrad's own CPU device needs clang, and there is no {compiler}: name one with CC")
+    if not options.peer and (left := [row for row in remote if row in wanted]):
+        print(f"not measured without --peer: {', '.join(left)}", file=sys.stderr)
     report = Report("tinygrad")
     with server_process(["--device", "cpu", "--cache-size", "0"]) as server:
         if options.peer and wanted & set(remote):
