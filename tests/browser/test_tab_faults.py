@@ -45,6 +45,23 @@ def test_a_launch_that_takes_too_long_ends_its_device_with_its_name(browser, tmp
             assert tab.events("error")[0]["code"] == "Timeout"
 
 
+def test_a_tab_that_is_killed_loses_its_device_by_name_and_another_tab_serves(browser, tmp_path):
+    with serving(tmp_path) as server:
+        url = server.ready["url"]
+        JoinedTab(browser, url)
+        with wsgrad.connect(url) as client:
+            array = client.devices["browser"].array(np.arange(4))
+            assert array.numpy().tolist() == [0, 1, 2, 3]
+            browser.kill_tabs()
+            with pytest.raises(wsgrad.DeviceLost):
+                read_for_ever(array)
+            assert client.devices["cpu"].array(np.arange(4)).numpy().tolist() == [0, 1, 2, 3]
+        JoinedTab(browser, url)
+        with wsgrad.connect(url) as client:
+            device = client.wait_for_device("browser", timeout=60)
+            assert device.array(np.arange(4)).numpy(timeout=60).tolist() == [0, 1, 2, 3]
+
+
 def test_a_lost_gpu_process_loses_the_device_and_the_tab_gives_another(browser, tmp_path):
     with serving(tmp_path) as server:
         url = server.ready["url"]

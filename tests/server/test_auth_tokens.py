@@ -1,11 +1,14 @@
 """The three tokens: given in a file or by variables, or made; where they are kept, and who may read that."""
 
+import hmac
 import json
 import os
 import stat
 
 import pytest
 
+from wsgrad.server import nodes
+from wsgrad.server.tickets import Tickets, ticket_text
 from wsgrad.server.tokens import Role, TokenError, Tokens, load_tokens, token_directory, write_private
 
 CLIENT, NODE, ADMIN = "client-token-123456", "node-token-12345678", "admin-token-1234567"
@@ -93,6 +96,53 @@ def test_a_token_is_known_by_all_of_its_characters():
     assert [tokens.role_of(token) for token in (CLIENT, NODE, ADMIN)] == list(Role)
     for wrong in ("", CLIENT[:-1], CLIENT + "x", CLIENT.upper(), "\xe9", "\udcff"):
         assert tokens.role_of(wrong) is None
+
+
+class Watched(bytes):
+    """Bytes that may be compared in constant time only."""
+
+    def refuse(self, *_):
+        raise AssertionError("a secret was compared with something else than compare_digest, or looked into")
+
+    __eq__ = __ne__ = __lt__ = __gt__ = __contains__ = __getitem__ = __hash__ = refuse
+    startswith = endswith = find = index = refuse
+
+
+class WatchedText(str):
+    """Text that is turned into such bytes before anybody looks at it."""
+
+    __slots__ = ()
+    __eq__ = __ne__ = __lt__ = __gt__ = __contains__ = __getitem__ = __hash__ = Watched.refuse
+    startswith = endswith = find = index = Watched.refuse
+
+    def encode(self, *arguments):
+        return Watched(str.encode(self, *arguments))
+
+
+def test_tokens_and_tickets_are_compared_in_constant_time_only():
+    tokens, tickets, route = Tokens(CLIENT, NODE, ADMIN), Tickets(), object()
+    ticket = ticket_text(tickets.make(route))
+    tickets.make(object())
+    for wrong in ("x", CLIENT[:-1], ticket[:-1]):
+        assert tokens.role_of(WatchedText(wrong)) is None
+        assert tickets.take(WatchedText(wrong)) is None
+    assert [tokens.role_of(WatchedText(token)) for token in (CLIENT, NODE, ADMIN)] == list(Role)
+    assert tickets.take(WatchedText(ticket)) is route
+
+
+def test_secrets_of_nodes_are_kept_and_compared_as_digests(monkeypatch):
+    compared = []
+    real = hmac.compare_digest
+    monkeypatch.setattr(nodes.secrets, "compare_digest", lambda a, b: compared.append((a, b)) or real(a, b))
+    registry = nodes.Registry()
+    name, secret = registry.join("tab", None)
+    registry.join("other", None)
+    assert registry.name_of(secret[:-1]) is None
+    assert registry.name_of(WatchedText(secret)) == name
+    # Each of them every time, whichever it is: the time taken does not tell how far one came.
+    assert len(compared) == 4
+    assert all(len(given) == len(kept) == 32 for given, kept in compared)
+    assert secret not in repr(registry)
 
 
 def test_generated_tokens_are_kept_where_only_their_owner_looks(tmp_path):

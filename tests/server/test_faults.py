@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import gc
 import os
 import platform
 import resource
@@ -11,7 +10,7 @@ import subprocess
 
 import pytest
 import trio
-from heart import CRASH, NOTHING, SLOW, SPIN, eventually, mapped_rings, open_files, processes_below, serving
+from heart import CRASH, NOTHING, SLOW, SPIN, eventually, serving
 
 from wsgrad.devices.ring import Ring
 from wsgrad.server import session, zygote
@@ -256,56 +255,6 @@ async def test_a_kernel_that_writes_garbage_on_every_descriptor_is_named(server)
 
 
 # -- nothing is left behind
-
-
-async def use(server, client, how):
-    queue = await client.open()
-    queue.program(7, NOTHING, "nothing", "")
-    queue.batch(c.Alloc(1, 8 << 20))
-    await queue.upload(1, bytes(5 << 20))
-    assert await queue.read(1, 0, 1) == b"\0"
-    match how:
-        case "bye":
-            client.send(m.Bye())
-            assert (await client.wait_closed()).code == 1000
-        case "close":
-            client.send(m.Close(1))
-        case "crash":
-            await broken(queue, CRASH, "crash")
-            await queue.failure()
-        case "kill":
-            for pid in server.zygote._nodes:
-                os.kill(pid, signal.SIGKILL)
-            await queue.failure()
-        case "nonsense":
-            client.send(m.Ack(1, 1))
-            assert (await client.wait_closed()).code == 1002
-        case "download left unread":
-            queue.batch(c.Download(3, 1, 0, 5 << 20))
-            await client.next(m.Chunk)
-        case "drop":
-            pass
-
-
-@pytest.mark.parametrize("how", ["bye", "close", "crash", "kill", "nonsense", "download left unread", "drop"])
-async def test_no_process_no_file_and_no_memory_is_left(cache, how):
-    async with serving(cache, launch_seconds=2.0, resume_grace=0.1) as server:
-        async with server.client() as client:
-            await use(server, client, "bye")  # what is made once, by the first session
-        zygote = server.zygote._process.pid
-        await eventually(lambda: not server.hub.status()["sessions"])
-        await eventually(lambda: not processes_below(zygote))
-        gc.collect()
-        before = open_files()
-        for _ in range(3):
-            async with server.client() as client:
-                await use(server, client, how)
-        await eventually(lambda: not server.hub.status()["sessions"])
-        await eventually(lambda: not processes_below(zygote))
-        gc.collect()
-        await eventually(lambda: open_files() == before)
-        assert server.zygote.processes == 0
-        assert mapped_rings() == 0
 
 
 async def test_a_process_number_that_is_somebody_elses_by_now_is_not_killed():

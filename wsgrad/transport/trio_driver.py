@@ -208,7 +208,11 @@ class TrioConnection:
         finally:
             self._ended = self._ended or closed
             self._fd = -1
-            self._connection.let_go()  # however it ended: a half message may lie in a ring that is unmapped now
+            # However it ended: what is half received or not sent yet may lie in a ring that is unmapped now.
+            self._connection.let_go()
+            self._pending.clear()
+            self._unsent.clear()
+            self.link = None
             await trio.aclose_forcefully(self._stream)
         if error is not None:
             raise error
