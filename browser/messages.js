@@ -105,6 +105,8 @@ const messages = (() => {
   /** @type {Check} */
   const u53 = (value) => Number.isSafeInteger(value) && value >= 0;
   /** @type {Check} */
+  const count = (value) => value === null || u53(value);
+  /** @type {Check} */
   const text = (value) => typeof value === 'string' && value.length <= MAX_TEXT;
   /** @type {Check} */
   const bool = (value) => typeof value === 'boolean';
@@ -127,7 +129,7 @@ const messages = (() => {
    * @type {Map<number, [string, Record<string, Check>]>}
    */
   const TABLE = new Map([
-    [KIND.JOINED, ['Joined', { version: u32, name: text, secret: text, info: map }]],
+    [KIND.JOINED, ['Joined', { version: u32, name: text, secret: text, info: map, received: count }]],
     [KIND.REFUSED, ['Refused', { code: text, message: text }]],
     [KIND.PING, ['Ping', { token: u32 }]],
     [KIND.PONG, ['Pong', { token: u32 }]],

@@ -1,6 +1,6 @@
 'use strict';
-// A tab as a node of a server: joins, comes back by itself, gives each session a device of its own, and tells the page how
-// it goes. It shows nothing; `node.create` is used by a page directly or through worker.js. Defines `node`.
+// A tab as a node of a server: joins, comes back by itself to what it had if that is soon, gives each session a device of
+// its own, and tells the page how it goes. It shows nothing; `node.create` is used by a page directly or through worker.js. Defines `node`.
 
 const node = (() => {
   /** @type {typeof messages} */
@@ -15,6 +15,8 @@ const node = (() => {
   const tracing = typeof trace === 'undefined' ? module?.require('./trace.js') : trace;
   /** @type {typeof connection} */
   const connecting = typeof connection === 'undefined' ? module?.require('./connection.js') : connection;
+  /** @type {typeof link} */
+  const linking = typeof link === 'undefined' ? module?.require('./link.js') : link;
   const { KIND, ProtocolError } = wire;
 
   const STATS_MILLISECONDS = 500;
@@ -22,6 +24,10 @@ const node = (() => {
   const FIRST_RETRY_SECONDS = 0.5;
   const LAST_RETRY_SECONDS = 30;
   const RETRY_GROWTH = 1.7;
+  /** The longest pause while there is something to come back to. */
+  const AWAY_RETRY_SECONDS = 2;
+  /** Close codes after which the server may still have what this tab had there. */
+  const PASSING_CODES = [1001, 1005, 1006, 1011, 1012, 1013];
   /** So often a server that is there may refuse a node that it has let in before: it may be starting. */
   const MAX_REFUSALS = 3;
   const REFUSED_CODE = 1008;
@@ -51,6 +57,13 @@ const node = (() => {
       /** @type {InstanceType<typeof connecting.Connection> | null} */
       this.connection = null;
       this.joined = false;
+      /** What is on its way between server and tab, while the tab is joined and for a while after a drop; else null. */
+      /** @type {InstanceType<typeof linking.Link> | null} */
+      this.link = null;
+      /** How long the server waits for a tab that is away. */
+      this.graceSeconds = 0;
+      /** Whether the server has not been told how the tab shows itself. */
+      this.presentDue = false;
       this.paused = false;
       this.retries = 0;
       this.refusals = 0;
@@ -58,6 +71,8 @@ const node = (() => {
       this.bySecret = false;
       /** @type {ReturnType<typeof setTimeout> | undefined} */
       this.retryTimer = undefined;
+      /** @type {ReturnType<typeof setTimeout> | undefined} */
+      this.graceTimer = undefined;
       /** @type {ReturnType<typeof setInterval> | undefined} */
       this.statsTimer = undefined;
       /** @type {Map<number, Attached>} */
@@ -152,13 +167,17 @@ const node = (() => {
       const described = { ...device, label: wanted.label || wanted.name };
       if (this.paused) described.paused = true;
       if (wanted.memory) described.memory = Math.min(wanted.memory, described.memory ?? wanted.memory);
-      this.connection?.send([KIND.JOIN, wire.VERSION, wanted.agent ?? 'wsgrad tab', wanted.name, wanted.secret, [described]]);
+      const agent = wanted.agent ?? 'wsgrad tab';
+      const received = this.link?.received ?? null;
+      this.connection?.send([KIND.JOIN, wire.VERSION, agent, wanted.name, wanted.secret, [described], received]);
     }
 
     /** @param {{ opened: boolean, code: number, reason: string }} ending */
     async ended({ opened, code, reason }) {
       const { wanted, joined } = this;
-      this.dropped();
+      this.disconnected();
+      if (opened && !(PASSING_CODES.includes(code) && this.graceSeconds)) this.forget();
+      else if (joined) this.graceTimer = setTimeout(() => this.forget(), this.graceSeconds * 1000);
       if (wanted === null) return;
       if (code === REFUSED_CODE && (!joined || REPLACED.test(reason))) {
         this.leave(joined ? 'kicked' : 'refused', reason || 'the server sent this tab away');
@@ -179,7 +198,8 @@ const node = (() => {
         }
         if (this.wanted !== wanted) return;
       }
-      const seconds = Math.min(LAST_RETRY_SECONDS, FIRST_RETRY_SECONDS * RETRY_GROWTH ** this.retries);
+      const longest = this.attached.size ? AWAY_RETRY_SECONDS : LAST_RETRY_SECONDS;
+      const seconds = Math.min(longest, FIRST_RETRY_SECONDS * RETRY_GROWTH ** this.retries);
       this.retries += 1;
       const retrySeconds = seconds * (0.75 + Math.random() / 2); // tabs of one server do not all come at once
       this.state('waiting', { message, retrySeconds });
@@ -201,11 +221,12 @@ const node = (() => {
     stop() {
       clearTimeout(this.retryTimer);
       this.connection?.close();
-      this.dropped();
+      this.disconnected();
+      this.forget();
     }
 
-    /** The connection is over, and with it all that sessions had here. */
-    dropped() {
+    /** The connection is over; what sessions have here may be wanted again. */
+    disconnected() {
       if (this.connection !== null) {
         this.totals.bytesIn += this.connection.bytesIn;
         this.totals.bytesOut += this.connection.bytesOut;
@@ -213,7 +234,30 @@ const node = (() => {
       clearInterval(this.statsTimer);
       this.connection = null;
       this.joined = false;
+    }
+
+    /** All that sessions had here goes. */
+    forget() {
+      clearTimeout(this.graceTimer);
+      this.link = null;
       for (const queue of [...this.attached.keys()]) this.detach(queue);
+    }
+
+    /**
+     * Sends the server a message of a queue, or keeps it until it is there again.
+     * @param {unknown[]} array
+     * @param {Uint8Array | null} [bulk]
+     * @param {boolean} [inPlace]
+     */
+    push(array, bulk = null, inPlace = false) {
+      const { link: kept, connection: open } = this;
+      if (kept === null) return;
+      const bytes = wire.encode(array, bulk, inPlace);
+      kept.keep(bytes);
+      if (this.joined) open?.sendBytes(bytes);
+      if (!kept.overfull) return;
+      if (open === null) this.forget();
+      else open.broken(new ProtocolError(`the server has not seen ${kept.keptBytes} bytes`));
     }
 
     // -- what the server says
@@ -223,6 +267,10 @@ const node = (() => {
      * @param {Uint8Array | null} bulk
      */
     received(message, bulk) {
+      if (message.kind >= linking.FIRST_NUMBERED) {
+        if (this.link === null) throw new ProtocolError(`a message of kind ${message.kind} before Joined`);
+        if (this.link.noteReceived(bulk?.length ?? 0)) this.connection?.send([KIND.SEEN, this.link.received]);
+      }
       switch (message.kind) {
         case KIND.JOINED:
           this.welcome(message);
@@ -234,6 +282,7 @@ const node = (() => {
           this.connection?.send([KIND.TIME, message.token, tracing.now()]);
           return;
         case KIND.SEEN:
+          this.link?.seen(message.count);
           return;
         case KIND.BYE:
           return; // the close comes after it
@@ -267,7 +316,16 @@ const node = (() => {
       wanted.secret = message.secret;
       this.joined = true;
       this.retries = this.refusals = 0;
-      if (wanted.label || wanted.memory || this.paused) this.sendPresent(wanted);
+      const grace = message.info.get('grace');
+      this.graceSeconds = typeof grace === 'number' && grace > 0 ? grace : 0;
+      clearTimeout(this.graceTimer);
+      if (message.received === null) {
+        this.forget(); // the server knows nothing of it any more
+        this.link = new linking.Link();
+        this.presentDue = wanted.label !== '' || wanted.memory > 0 || this.paused;
+      } else if (this.link === null) throw new ProtocolError('the server goes on with what has ended here');
+      else for (const bytes of this.link.resume(message.received)) this.connection?.sendBytes(bytes);
+      if (this.presentDue) this.sendPresent(wanted);
       this.state(this.paused ? 'paused' : 'joined');
       clearInterval(this.statsTimer);
       this.statsTimer = setInterval(() => this.stats(), STATS_MILLISECONDS);
@@ -283,6 +341,7 @@ const node = (() => {
       if (wanted === null) return;
       if (label !== undefined) wanted.label = label;
       if (bytes !== undefined) this.budget.cap = wanted.memory = bytes;
+      this.presentDue = true;
       if (!this.joined) return;
       this.sendPresent(wanted);
       if (paused !== undefined) this.state(paused ? 'paused' : 'joined');
@@ -290,6 +349,7 @@ const node = (() => {
 
     /** @param {Start} wanted */
     sendPresent(wanted) {
+      this.presentDue = false;
       this.connection?.send([KIND.PRESENT, wanted.label, this.paused, wanted.memory]);
     }
 
@@ -320,7 +380,7 @@ const node = (() => {
     /** @param {any} message */
     async attach({ queue, session, device, options }) {
       if (this.attached.has(queue)) throw new ProtocolError(`queue ${queue} is attached already`);
-      const { connection: asked } = this;
+      const { link: asked } = this;
       const client = options.get('client');
       /** @type {Attached} */
       const attached = {
@@ -345,18 +405,18 @@ const node = (() => {
           memory: limit('memory'),
           launchSeconds: limit('launch_seconds'),
         });
-        if (attached.closed || this.connection !== asked) {
+        if (attached.closed || this.link !== asked) {
           runtime.close();
           return;
         }
         attached.runtime = runtime;
         this.ready(attached, runtime);
       } catch (error) {
-        if (attached.closed || this.connection !== asked) return;
+        if (attached.closed || this.link !== asked) return;
         this.attached.delete(queue);
         const { code, message, details } = answering.describe(error);
         this.failed(queue, code, message);
-        asked?.send([KIND.FAILED, queue, 0, code, message, details]);
+        this.push([KIND.FAILED, queue, 0, code, message, details]);
       }
     }
 
@@ -366,17 +426,25 @@ const node = (() => {
      */
     ready(attached, runtime) {
       const { queue } = attached;
-      const { connection: asked } = this;
       const running = new executing.Executor(queue, runtime, {
         budget: this.budget,
-        reply: (array, bulk, inPlace) => asked?.sendBytes(wire.encode(array, bulk, inPlace)),
-        broken: (error) => asked?.broken(error),
+        reply: (array, bulk, inPlace) => this.push(array, bulk, inPlace),
+        broken: (error) => this.broken(error),
         failed: (code, message) => this.failed(queue, code, message),
       });
       attached.executor = running;
       if (this.paused) running.hold(true);
       runtime.lost.then((/** @type {any} */ error) => running.lost(error));
-      asked?.send([KIND.RESULT, queue, 0, runtime.describe()]);
+      this.push([KIND.RESULT, queue, 0, runtime.describe()]);
+    }
+
+    /**
+     * The server has broken the protocol.
+     * @param {any} error
+     */
+    broken(error) {
+      if (this.connection === null) this.forget();
+      else this.connection.broken(error);
     }
 
     /** @param {number} queue */

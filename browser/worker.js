@@ -20,6 +20,7 @@ importScripts(
   'answers.js',
   'transfers.js',
   'executor.js',
+  'link.js',
   'connection.js',
   'node.js',
 );

@@ -415,6 +415,7 @@ class DialInServer:
     def __init__(self, toolbox, directory):
         self._toolbox = toolbox
         self._lock = threading.RLock()
+        self._received = 0
         self._queues = {}
         with socket.create_server(("127.0.0.1", 0)) as listener:
             home = {"XDG_CACHE_HOME": str(directory), "XDG_STATE_HOME": str(directory)}
@@ -470,7 +471,12 @@ class DialInServer:
             event = self._events.pop(0)
         if not isinstance(event, Received):
             return None
-        return m.parse_message(event.head), event.bulk
+        message = m.parse_message(event.head)
+        if message.KIND not in m.UNNUMBERED_KINDS:
+            self._received += 1
+            if self._received % 16 == 0:
+                self.send(m.Seen(self._received))
+        return message, event.bulk
 
     def send(self, message, bulk=None):
         with self._lock:
@@ -488,7 +494,7 @@ class DialInServer:
                 message = received[0]
                 if isinstance(message, m.Ping):
                     self.send(m.Pong(message.token))
-                elif not isinstance(message, m.Pong):
+                elif not isinstance(message, m.Pong | m.Seen):
                     self._queues.setdefault(message.queue, collections.deque()).append(received)
         return kept.popleft()
 
@@ -496,7 +502,7 @@ class DialInServer:
         """Whether nothing has come for a queue so far."""
         with self._lock:
             self._take_waiting()
-            return not self._queues.get(queue) and not any(e.head[1] == queue for e in self._events)
+            return not self._queues.get(queue) and not any(e.head[0] >= 16 and e.head[1] == queue for e in self._events)
 
     def open_queue(self, **options):
         return DialledRig(self._toolbox, self, options)

@@ -96,6 +96,7 @@ class TabServer(DialInServer):
     def __init__(self, toolbox):
         self._toolbox = toolbox
         self._lock = threading.RLock()
+        self._received = 0
         self._queues = {}
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.tab = FakeTab(f"ws://127.0.0.1:{listener.getsockname()[1]}")

@@ -81,6 +81,7 @@ class Config:
     launch_seconds: float = 30.0
     idle_seconds: float = 86_400.0
     resume_grace: float = 60.0
+    node_grace: float = 15.0
     handshake_seconds: float = 10.0
     log_level: str = "info"
     log_format: str = "text"
@@ -256,6 +257,7 @@ _GROUPS: tuple[tuple[str, tuple[_Option, ...]], ...] = (
             _Option(
                 "--resume-grace", "resume_grace", "S", options.seconds(0), "a session that has lost its connection"
             ),
+            _Option("--node-grace", "node_grace", "S", options.seconds(0), "a node that has lost its connection"),
         ),
     ),
     (

@@ -33,6 +33,7 @@ from wsgrad.server.usage import Ledger, add_totals
 from wsgrad.server.versions import OtherVersion, check_version
 from wsgrad.transport import cbor
 from wsgrad.transport.messages import VERSION, Bye, Hello, Join, Joined, Refused, message_array, parse_message
+from wsgrad.transport.timing import PASSING_CODES
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _KEY_NBYTES: Final = 16
+_BROKEN_CODES: Final = PASSING_CODES - {1001}
+"""A page that goes away says 1001, and has lost what was in it."""
 _NEWS_SECONDS: Final = 0.25
 """How often clients are told at most how devices are used and shown; a device that comes or goes is told at once."""
 
@@ -162,10 +165,11 @@ class Hub:
             session.detach(connection)
 
     async def serve_node(self, connection: TrioConnection, peer: str) -> None:
-        """Serve a node's connection until it is over; its devices go with it."""
+        """Serve a node's connection until it is over; if it broke, the node may come back for a while."""
         self.statistics.connections += 1
         node: RemoteNode | None = None
         reason = "its connection ended"
+        broke = False
 
         def handle(received: Received) -> None:
             nonlocal node
@@ -186,12 +190,13 @@ class Hub:
             elif received.head[0] == Bye.KIND:
                 connection.close(1000, "good-bye")
             else:
-                node.handle(received)
+                node.handle(connection, received)
 
         with trio.move_on_after(self._limits.hello_seconds) as scope:
             try:
                 closed = await connection.run(handle)
                 reason = closed.reason or f"close code {closed.code}"
+                broke = closed.code in _BROKEN_CODES
             except ProtocolError as error:
                 self.statistics.protocol_errors += 1
                 reason = str(error)
@@ -200,14 +205,28 @@ class Hub:
                 reason = "an error of the server"
                 _log.exception("node %s: its connection ended by an error of the server", peer)
             finally:
-                if node is not None:
-                    _log.info("node %s leaves: %s", node.name, reason)
-                    audit.note("node left", node=node.name, peer=peer, why=reason)
-                    self._nodes.remove(node)
-                    if all(other.name != node.name for other in self._nodes):
-                        self._registry.leave(node.name)
-                    node.leave(reason)
-                    self._registry.remove(node.devices)
+                if node is None or node.connection is not connection:
+                    pass
+                elif broke and not node.left and self._limits.node_grace and self._nursery is not None:
+                    node.detach(connection)
+                    self._nursery.start_soon(self._await_node, node, reason, peer)
+                else:
+                    self._leaves(node, reason, peer)
+
+    async def _await_node(self, node: RemoteNode, reason: str, peer: str) -> None:
+        _log.info("node %s is away: %s", node.name, reason)
+        audit.note("node away", node=node.name, peer=peer, why=reason)
+        if not await node.returned():
+            self._leaves(node, reason, peer)
+
+    def _leaves(self, node: RemoteNode, reason: str, peer: str) -> None:
+        _log.info("node %s leaves: %s", node.name, reason)
+        audit.note("node left", node=node.name, peer=peer, why=reason)
+        self._nodes.remove(node)
+        if all(other.name != node.name for other in self._nodes):
+            self._registry.leave(node.name)
+        node.leave(reason)
+        self._registry.remove(node.devices)
 
     async def serve_peer(self, connection: TrioConnection, peer: str, route: Route) -> None:
         """Serve another server's connection, for the session whose ticket it had."""
@@ -347,9 +366,14 @@ class Hub:
         return session
 
     def _join(self, join: Join, connection: TrioConnection, peer: str) -> RemoteNode:
+        node = self._back(join, connection)
+        if node is not None:
+            _log.info("node %s is back from %s", node.name, peer)
+            audit.note("node back", node=node.name, peer=peer)
+            return node
         name, secret = self._registry.join(join.name, join.secret)
         before = [node for node in self._nodes if node.name == name]
-        node = RemoteNode(connection, name, self._limits, self._presented, agent=clean_label(join.agent))
+        node = RemoteNode(name, self._limits, self._presented, agent=clean_label(join.agent))
         try:
             node.joined(self._registry.add(name, join.devices, node.open))
         except ProtocolError:
@@ -360,12 +384,33 @@ class Hub:
             raise
         for old in before:
             old.close("it has joined again")
-        info: dict[str, object] = {"launch_seconds": self._limits.launch_seconds}
-        connection.send(cbor.encode(message_array(Joined(VERSION, name, secret, info))))
+        node.attach(connection, None)
+        self._welcome(node, connection, secret, None)
         self._nodes.append(node)
         _log.info("%s joins as node %s with %d devices (%.80s)", peer, name, len(node.devices), join.agent)
         audit.note("node joined", node=name, peer=peer, devices=len(node.devices), agent=node.agent)
         return node
+
+    def _back(self, join: Join, connection: TrioConnection) -> RemoteNode | None:
+        """The node that comes back with this, if it is still known here what it had."""
+        if join.received is None or join.secret is None:
+            return None
+        node = self.node(self._registry.name_of(join.secret) or "")
+        if node is None or node.left:
+            return None
+        try:
+            received = node.attach(connection, join.received)
+        except ProtocolError as error:
+            _log.warning("node %s can not go on where it was: %s", node.name, error)
+            return None
+        self.statistics.node_resumes += 1
+        self._welcome(node, connection, join.secret, received)
+        return node
+
+    def _welcome(self, node: RemoteNode, connection: TrioConnection, secret: str, received: int | None) -> None:
+        info: dict[str, object] = {"launch_seconds": self._limits.launch_seconds, "grace": self._limits.node_grace}
+        connection.send(cbor.encode(message_array(Joined(VERSION, node.name, secret, info, received))))
+        node.start_link()
 
     def _presented(self, node: RemoteNode, shown: Present) -> None:
         self._registry.present(node.devices, shown, node.shown)

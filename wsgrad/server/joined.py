@@ -157,6 +157,11 @@ class JoinedQueue:
             return self._given
         return None
 
+    def forget_announced(self) -> None:
+        """The connection broke: chunks that it has begun will come anew, from their start."""
+        self._announced = 0
+        self._given = _NOTHING
+
     def submit(self, message: Message, raw: bytes, bulk: memoryview | None) -> None:
         """Take a message of the hub.
 

@@ -1,6 +1,7 @@
-"""`wsgrad-serve --join`: lends this machine's devices to a hub over one connection that goes out; nothing listens here.
+"""`wsgrad-serve --join`: lends this machine's devices to a hub over a connection that goes out; nothing listens here.
 
-What a queue of the hub does is `joined`'s; this module dials, joins, comes back after drops, and routes by number.
+What a queue of the hub does is `joined`'s; this module dials, joins, comes back after drops, and routes by number. A
+drop costs the hub's sessions a pause only if the machine is back soon; then each side sends what the other lacks.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from wsgrad.server.versions import OtherVersion
 from wsgrad.transport import cbor
 from wsgrad.transport.link import Link
 from wsgrad.transport.messages import (
+    UNNUMBERED_KINDS,
     VERSION,
     Attach,
     Chunk,
@@ -37,9 +39,10 @@ from wsgrad.transport.messages import (
     message_array,
     parse_message,
 )
+from wsgrad.transport.timing import PASSING_CODES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from wsgrad.server.limits import Limits
     from wsgrad.server.membership import Membership
@@ -56,10 +59,13 @@ if TYPE_CHECKING:
 ROUTE: Final = "/v1/node"
 FIRST_RETRY_SECONDS: Final = 0.5
 LAST_RETRY_SECONDS: Final = 30.0
+_AWAY_RETRY_SECONDS: Final = 2.0
+"""The longest pause while there is something to come back to."""
 _STEADY_SECONDS: Final = 30.0
 """A connection that has lasted so long makes the next pause a short one."""
 _MAX_QUEUES: Final = 1024
 _MAX_MESSAGE: Final = 4 << 20
+_MAX_KEPT: Final = 64 << 20
 _log = logging.getLogger("wsgrad.server.joining")
 
 
@@ -68,25 +74,108 @@ class SentAway(WsgradError):
 
 
 class _Stay:
-    """One connection to the hub, once it has joined: its queues and what they say."""
+    """The time from one joining until the hub has given this machine up: its queues and what they say.
 
-    def __init__(self, machine: Machine, connection: TrioConnection, nursery: trio.Nursery) -> None:
+    It lasts over one connection after another; `run` is its life.
+
+    Attributes:
+        paused: whether work waits.
+        over: whether there is nothing left to come back to.
+    """
+
+    def __init__(self, machine: Machine, grace_seconds: float) -> None:
         self.paused = machine.membership.paused
+        self.over = False
         self._machine = machine
-        self._connection = connection
-        self._nursery = nursery
+        self._grace_seconds = grace_seconds
+        self._connection: TrioConnection | None = None
+        self._nursery: trio.Nursery | None = None
+        self._unstarted: list[Callable[[], Awaitable[None]]] = []
+        self._changed = trio.Event()
         self._link = Link()
         self._holding = 0
         self._queues: dict[int, JoinedQueue] = {}
-        connection.link = self._link
+
+    async def run(self) -> None:
+        """Live until the machine has been away from the hub for too long, or `close`."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                for function in self._unstarted:
+                    nursery.start_soon(function)
+                self._unstarted.clear()
+                while not self.over:
+                    changed, away = self._changed, self._connection is None
+                    with trio.move_on_after(self._grace_seconds if away else float("inf")) as waiting:
+                        await changed.wait()
+                    if waiting.cancelled_caught:
+                        self.close()
+                nursery.cancel_scope.cancel()  # what is left cleans up behind itself, shielded and bounded
+        finally:
+            self.close()
+
+    @property
+    def received(self) -> int:
+        """How many numbered messages of the hub have come."""
+        return self._link.received
+
+    # -- connections
+
+    def attach(self, connection: TrioConnection, received: int) -> None:
+        """Go on over this connection.
+
+        Args:
+            received: how many of our messages the hub has.
+
+        Raises:
+            ProtocolError: it claims to have what was never sent.
+        """
+        self._link.resume(received)
+        self._connection = connection
         connection.destination = self._destination
+        connection.link = self._link
+        self._tell_change()
+        connection.wake()
+
+    def detach(self) -> None:
+        """The connection is over."""
+        if self._connection is not None:
+            self._connection.link = self._connection.destination = None
+            self._connection = None
+            for queue in self._queues.values():
+                queue.forget_announced()
+            self._tell_change()
+
+    def close(self) -> None:
+        """Everything of the hub's sessions goes. Idempotent."""
+        self.over = True
+        self.detach()
+        queues, self._queues = self._queues, {}
+        for queue in queues.values():
+            queue.close()
+        self._tell_change()
+
+    def _tell_change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def _start(self, function: Callable[[], Awaitable[None]]) -> None:
+        if self._nursery is None:
+            self._unstarted.append(function)
+        else:
+            self._nursery.start_soon(function)
 
     # -- for queues
 
     def push(self, head: bytes, bulk: memoryview | bytes | None = None) -> None:
-        self._link.push(head, bulk, numbered=False)
+        if self.over:
+            return
+        self._link.push(head, bulk)
         if not self._holding:
-            self._connection.wake()
+            self._wake()
+        if self._link.unsent_bytes + self._link.unseen_bytes > _MAX_KEPT:
+            _log.warning("more than %d bytes are kept that the hub has not seen: its sessions end here", _MAX_KEPT)
+            self.close()
 
     def hold_back(self) -> None:
         self._holding += 1
@@ -94,6 +183,15 @@ class _Stay:
     def let_go(self) -> None:
         self._holding -= 1
         if not self._holding and self._link:
+            self._wake()
+
+    def say(self, message: Message) -> None:
+        """Send what is of no use to a later connection."""
+        if self._connection is not None:
+            self._connection.send(cbor.encode(message_array(message)))
+
+    def _wake(self) -> None:
+        if self._connection is not None:
             self._connection.wake()
 
     # -- from the hub
@@ -104,6 +202,8 @@ class _Stay:
         Raises:
             ProtocolError: it is not for a node, or for a queue that is not there.
         """
+        if message.KIND not in UNNUMBERED_KINDS and self._link.note_received(received.nbytes):
+            self.say(Seen(self._link.received))
         match message:
             case Attach():
                 self._attach(message)
@@ -112,10 +212,12 @@ class _Stay:
                 if queue is not None:
                     queue.close()
             case Clock():
-                self.push(cbor.encode(message_array(Time(message.token, time.monotonic_ns()))))
+                self.say(Time(message.token, time.monotonic_ns()))
             case Present():
                 self._present(message)
-            case Seen() | Pong():
+            case Seen():
+                self._link.seen(message.count)
+            case Pong():
                 pass
             case _:
                 number = received.head[1] if len(received.head) > 1 else None
@@ -123,13 +225,6 @@ class _Stay:
                 if queue is None:
                     raise ProtocolError(f"a {type(message).__name__} for a queue that is not attached")
                 queue.submit(message, received.raw, received.bulk)
-
-    def close(self) -> None:
-        """The connection is over: everything of the hub's sessions goes."""
-        self._connection.link = None
-        for queue in self._queues.values():
-            queue.close()
-        self._queues.clear()
 
     def _destination(self, head: list[object], nbytes: int) -> memoryview | None:
         if head[0] != Chunk.KIND or len(head) < 2 or type(head[1]) is not int:
@@ -141,7 +236,7 @@ class _Stay:
         if attach.queue in self._queues:
             raise ProtocolError(f"queue {attach.queue} is attached already")
         machine = self._machine
-        queue = JoinedQueue(attach, self, Session(attach.session, self._nursery.start_soon), machine.programs)
+        queue = JoinedQueue(attach, self, Session(attach.session, self._start), machine.programs)
         self._queues[attach.queue] = queue
         try:
             if self.paused:
@@ -204,6 +299,7 @@ class Machine:
         self._hub = hub
         self._token = token
         self._wanted = wanted
+        self._stay: _Stay | None = None
 
     async def run(self, told: Callable[[], None]) -> None:
         """Join, and join again whenever the connection is lost, after pauses that grow.
@@ -216,6 +312,17 @@ class Machine:
             Unauthorized: the hub refuses at the first try: its token or certificate is another.
             OtherVersion: at the first try it says that it speaks another version of the protocol.
         """
+        ended: WsgradError | None = None
+        async with trio.open_nursery() as nursery:
+            try:
+                await self._run(told, nursery)
+            except (SentAway, Unauthorized, OtherVersion) as error:
+                ended = error
+            nursery.cancel_scope.cancel()
+        if ended is not None:  # raised here, where no nursery wraps it into a group
+            raise ended
+
+    async def _run(self, told: Callable[[], None], nursery: trio.Nursery) -> None:
         pause = FIRST_RETRY_SECONDS
         started = False
 
@@ -228,7 +335,7 @@ class Machine:
         while True:
             since = trio.current_time()
             try:
-                reason = await self._once(joined)
+                reason = await self._once(joined, nursery)
             except (Unauthorized, OtherVersion) as error:
                 if not started:
                     raise
@@ -239,6 +346,8 @@ class Machine:
                 reason = str(error)
             if trio.current_time() - since > _STEADY_SECONDS:
                 pause = FIRST_RETRY_SECONDS
+            if self._stay is not None and not self._stay.over:
+                pause = min(pause, _AWAY_RETRY_SECONDS)
             # Many machines that lost the same hub must not all come back in the same moment.
             seconds = pause * random.uniform(0.5, 1.0)
             _log.warning("not joined to %s now (%s); the next try is in %.1f s", self._hub.url, reason, seconds)
@@ -252,7 +361,7 @@ class Machine:
         except OSError as exc:
             _log.warning("%s can't be written, so a restart joins under a new name: %s", exc.filename, exc.strerror)
 
-    async def _once(self, joined: Callable[[], None]) -> str:
+    async def _once(self, joined: Callable[[], None], nursery: trio.Nursery) -> str:
         """One connection; returns why it ended."""
         connection = await self._dial()
         stay: _Stay | None = None
@@ -269,35 +378,45 @@ class Machine:
                 raise ProtocolError(f"the hub answers Join with {type(message).__name__}")
             silence.deadline = float("inf")
             self._joined(message)
-            stay = _Stay(self, connection, nursery)
+            stay = self._stay_on(message, nursery)
+            stay.attach(connection, message.received or 0)
             joined()
-            if self.membership.label or self.membership.paused:
-                shown = Present(self.membership.label, self.membership.paused, 0)
-                stay.push(cbor.encode(message_array(shown)))
+            if message.received is None and (self.membership.label or self.membership.paused):
+                stay.say(Present(self.membership.label, self.membership.paused, 0))
 
-        connection.send(
-            cbor.encode(
-                message_array(
-                    Join(VERSION, f"wsgrad-serve {version()}", self._wanted, self.membership.secret, self.devices)
-                )
-            )
-        )
+        before = self._stay
+        received = before.received if before is not None and not before.over else None
+        agent, secret = f"wsgrad-serve {version()}", self.membership.secret
+        join = Join(VERSION, agent, self._wanted, secret, self.devices, received)
+        connection.send(cbor.encode(message_array(join)))
+        broke = False
         reason = "it did not answer"
         try:
-            async with trio.open_nursery() as nursery:
-                try:
-                    with trio.move_on_after(self.limits.hello_seconds) as silence:
-                        closed = await connection.run(handle)
-                        reason = closed.reason or f"close code {closed.code}"
-                finally:
-                    if stay is not None:
-                        stay.close()
-                    nursery.cancel_scope.cancel()  # what is left cleans up behind itself, shielded and bounded
-        except BaseExceptionGroup as group:
-            # Of one nursery with one task that raises: the group says nothing of its own.
-            errors = [error for error in group.exceptions if not isinstance(error, trio.Cancelled)]
-            raise errors[0] if errors else group from None
+            with trio.move_on_after(self.limits.hello_seconds) as silence:
+                closed = await connection.run(handle)
+                reason = closed.reason or f"close code {closed.code}"
+                broke = closed.code in PASSING_CODES
+        finally:
+            if stay is not None:
+                stay.detach()
+                if not broke:
+                    stay.close()
         return reason
+
+    def _stay_on(self, message: Joined, nursery: trio.Nursery) -> _Stay:
+        """The stay that goes on, or another one where the hub knows nothing of it any more."""
+        stay = self._stay
+        if stay is not None and not stay.over and message.received is not None:
+            _log.info("back at %s", self._hub.url)
+            return stay
+        if message.received is not None:
+            raise ProtocolError("the hub goes on with what has ended here")
+        if stay is not None:
+            stay.close()
+        grace = message.info.get("grace")
+        stay = self._stay = _Stay(self, float(grace) if isinstance(grace, int | float) and grace > 0 else 0.0)
+        nursery.start_soon(stay.run)
+        return stay
 
     def _joined(self, message: Joined) -> None:
         if message.version != VERSION:

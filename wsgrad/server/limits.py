@@ -35,6 +35,7 @@ class Limits:
     launch_seconds: float = 30.0
     idle_seconds: float = 86_400.0
     resume_grace: float = 60.0
+    node_grace: float = 15.0
     hello_seconds: float = 10.0
 
     @classmethod
@@ -55,6 +56,7 @@ class Limits:
             launch_seconds=config.launch_seconds,
             idle_seconds=config.idle_seconds,
             resume_grace=config.resume_grace,
+            node_grace=config.node_grace,
             hello_seconds=config.handshake_seconds,
         )
 

@@ -30,6 +30,7 @@ _STATISTICS: Final[_Table] = (
     ("wsgrad_sessions_opened_total", "Sessions since the start", "sessions"),
     ("wsgrad_websockets_opened_total", "Connections of clients, nodes and servers since the start", "connections"),
     ("wsgrad_resumes_total", "Connections that went on with a session", "resumes"),
+    ("wsgrad_node_resumes_total", "Connections over which a node came back", "node_resumes"),
     ("wsgrad_received_bytes_total", "Bytes of clients' messages", "received"),
     ("wsgrad_uploaded_bytes_total", "Bytes of chunks from clients", "uploaded"),
     ("wsgrad_downloaded_bytes_total", "Bytes of chunks to clients", "downloaded"),

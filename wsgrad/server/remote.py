@@ -1,7 +1,8 @@
-"""A node that dialled in: its devices, and the queues of any number of sessions on its one connection.
+"""A node that dialled in: its devices, and the queues of any number of sessions on its one link.
 
-Every queue has a number of its own on this link, so a node tells sessions apart by it. Nothing is sent again here: when
-the connection ends, its devices are lost. What the node says is checked like a stranger's.
+Every queue has a number of its own on this link, so a node tells sessions apart by it. The link outlives a connection
+that breaks: what the node has not seen is kept, and sent again once it is back. What it says is checked like a
+stranger's.
 """
 
 from __future__ import annotations
@@ -18,7 +19,18 @@ from wsgrad.server.outstanding import InvalidReply
 from wsgrad.server.port import Loss, Port
 from wsgrad.transport import cbor
 from wsgrad.transport.link import Link, Outgoing
-from wsgrad.transport.messages import CHUNK_BYTES, SLOTS, Chunk, Present, Refused, Time, message_array, parse_message
+from wsgrad.transport.messages import (
+    CHUNK_BYTES,
+    SLOTS,
+    UNNUMBERED_KINDS,
+    Chunk,
+    Present,
+    Refused,
+    Seen,
+    Time,
+    message_array,
+    parse_message,
+)
 from wsgrad.transport.tracing import Alignment
 
 if TYPE_CHECKING:
@@ -34,6 +46,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _FULL_NBYTES: Final = 1 << 18
 """With so much unsent, queues hold what can wait."""
+_MOST_UNSEEN: Final = 16 << 20
+"""And with so much that the node has not told to have seen."""
+_MAX_KEPT: Final = 64 << 20
+"""A node that is sent more than this, seen or not, has left."""
 _OPEN_SECONDS: Final = 30.0
 _MAX_QUEUES: Final = 1024
 _CLOCK_NANOSECONDS: Final = 1_000_000
@@ -41,7 +57,7 @@ _CLOCK_NANOSECONDS: Final = 1_000_000
 
 
 class _NodeLink(Link):
-    """Messages to a node, none of them kept; says when there is room again."""
+    """Messages to a node; says when there is room again."""
 
     def __init__(self, drained: Callable[[], None]) -> None:
         super().__init__()
@@ -49,7 +65,7 @@ class _NodeLink(Link):
 
     @property
     def full(self) -> bool:
-        return self.unsent_bytes > _FULL_NBYTES
+        return self.unsent_bytes > _FULL_NBYTES or self.unseen_bytes > _MOST_UNSEEN
 
     def pop(self) -> Outgoing | None:
         was_full = self.full
@@ -58,11 +74,19 @@ class _NodeLink(Link):
             self._drained()
         return outgoing
 
+    def seen(self, count: int) -> None:
+        was_full = self.full
+        super().seen(count)
+        if was_full and not self.full:
+            self._drained()
+
 
 class RemoteNode:
-    """One connection of a node.
+    """A node from its joining until it leaves, over one connection after another.
 
     Attributes:
+        connection: the present one, or None while the node is away.
+        left: whether it is not to come back to what it has here.
         name: its name in device ids.
         devices: what it offers.
         shown: how it shows itself.
@@ -71,7 +95,6 @@ class RemoteNode:
 
     def __init__(
         self,
-        connection: TrioConnection,
         name: str,
         limits: Limits,
         presented: Callable[[RemoteNode, Present], None],
@@ -82,17 +105,67 @@ class RemoteNode:
         self.agent = agent
         self.devices: list[Device] = []
         self.shown = Present("", False, 0)
+        self.connection: TrioConnection | None = None
+        self.left = False
+        self._peer = ""
         self._presented = presented
-        self._connection = connection
         self._limits = limits
         self._link = _NodeLink(self._drained)
         self._numbers = itertools.count(1)
         self._last = 0
         self._ports: dict[int, RemotePort] = {}
-        self._left = False
-        self.alignment = Alignment(lambda clock: self.send(cbor.encode(message_array(clock)), None))
-        connection.link = self._link
+        self._back = trio.Event()
+        self._untold: Present | None = None
+        self.alignment = Alignment(lambda clock: self._say(message_array(clock)))
+
+    # -- connections
+
+    def attach(self, connection: TrioConnection, received: int | None) -> int | None:
+        """Go on over this connection, or start; one that was there before is closed. `start_link` is to follow.
+
+        Args:
+            received: numbered messages that the node has, if it comes back.
+
+        Returns:
+            How many of the node's numbered messages are here, if it comes back.
+
+        Raises:
+            ProtocolError: the node claims to have what was never sent.
+        """
+        if received is not None:
+            self._link.resume(received)
+        old, self.connection = self.connection, connection
+        if old is not None:
+            old.link = old.destination = None
+            old.close(1008, "it has joined again")
         connection.destination = self._destination
+        self._peer = connection.peer
+        self._back.set()
+        return None if received is None else self._link.received
+
+    def start_link(self) -> None:
+        """The node has been welcomed: now it gets what is for it."""
+        connection, untold = self.connection, self._untold
+        assert connection is not None
+        self._link.told()
+        connection.link = self._link
+        connection.wake()
+        if untold is not None:
+            self._untold = None
+            self.tell(untold)
+
+    def detach(self, connection: TrioConnection) -> None:
+        """The connection broke; the node may come back. `returned` is to follow."""
+        connection.link = None
+        self.connection = None
+        self._back = trio.Event()
+
+    async def returned(self) -> bool:
+        """Wait for a node that is away; whether it has come back in time."""
+        back = self._back
+        with trio.move_on_after(self._limits.node_grace):
+            await back.wait()
+        return back.is_set() and not self.left
 
     @property
     def full(self) -> bool:
@@ -106,7 +179,7 @@ class RemoteNode:
             DeviceLost: the node has left, or has as many queues as it may.
             DeviceError: it takes no work at present.
         """
-        if self._left:
+        if self.left:
             raise DeviceLost(f"node {self.name!r} has left")
         if self.shown.paused:
             raise DeviceError(
@@ -126,22 +199,19 @@ class RemoteNode:
         queue.session.start(port.wait_open)
         return port
 
-    def handle(self, received: Received) -> None:
+    def handle(self, connection: TrioConnection, received: Received) -> None:
         """Work off one message of the node.
 
         Raises:
             ProtocolError: it answers nothing that was asked; the node is not worth keeping.
         """
-        if received.head[0] == Time.KIND:
-            answer = parse_message(received.head)
-            assert isinstance(answer, Time)
-            self.alignment.answer(answer)
+        if connection is not self.connection:
             return
-        if received.head[0] == Present.KIND:
-            shown = parse_message(received.head)
-            assert isinstance(shown, Present)
-            self.present(shown)
+        if received.head[0] in UNNUMBERED_KINDS:
+            self._handle_unnumbered(received)
             return
+        if self._link.note_received(received.nbytes):
+            self._say(message_array(Seen(self._link.received)))
         port = self._port(received.head)
         if port is None:
             return
@@ -149,6 +219,17 @@ class RemoteNode:
             port.owner.reply(port, received.head, received.raw, received.bulk)
         except InvalidReply as exc:
             raise ProtocolError(f"an invalid reply: {exc}", close_code=1008) from exc
+
+    def _handle_unnumbered(self, received: Received) -> None:
+        match parse_message(received.head):
+            case Time() as answer:
+                self.alignment.answer(answer)
+            case Present() as shown:
+                self.present(shown)
+            case Seen(count):
+                self._link.seen(count)
+            case message:
+                raise ProtocolError(f"a {type(message).__name__}, which no node sends once it has joined")
 
     def present(self, shown: Present) -> None:
         """Show the node like this from now on.
@@ -167,12 +248,15 @@ class RemoteNode:
         self.shown = Present(label, any(device.info.get("paused") is True for device in devices), 0)
 
     def tell(self, shown: Present) -> None:
-        """Tell the node how an administrator wants it shown."""
-        self.send(cbor.encode(message_array(shown)), None)
+        """Tell the node how an administrator wants it shown, now or when it is back."""
+        if self.connection is None:
+            self._untold = shown
+        else:
+            self._say(message_array(shown))
 
     def refuse(self, code: str, reason: str) -> None:
         """Send the node away, saying why."""
-        self._connection.send(cbor.encode(message_array(Refused(code, reason))))
+        self._say(message_array(Refused(code, reason)))
         self.close(reason)
 
     def describe(self) -> dict[str, object]:
@@ -183,28 +267,42 @@ class RemoteNode:
             "paused": self.shown.paused,
             "memory": self.shown.memory,
             "agent": self.agent,
-            "peer": self._connection.peer,
+            "peer": self._peer,
+            "away": self.connection is None,
             "devices": [device.id for device in self.devices],
             "queues": len(self._ports),
         }
 
     def leave(self, reason: str) -> None:
-        """The connection is over: every queue on the node's devices is lost. Idempotent."""
-        self._left = True
-        self._connection.link = None
+        """It does not come back: every queue on the node's devices is lost. Idempotent."""
+        self.left = True
+        if self.connection is not None:
+            self.connection.link = None
         for port in list(self._ports.values()):
             port.owner.lost(port, Loss(f"node {self.name!r} left ({reason})"))
         self._ports.clear()
 
     def close(self, reason: str) -> None:
-        """End the connection; whoever serves it makes the node leave."""
-        self._left = True
-        self._connection.close(1008, reason)
+        """End the connection, or the waiting for one; whoever serves it makes the node leave."""
+        self.left = True
+        self._back.set()
+        if self.connection is not None:
+            self.connection.close(1008, reason)
 
     def send(self, head: bytes, bulk: memoryview | None) -> None:
-        """Send a message, behind others if the node is slow."""
-        self._link.push(head, bulk, numbered=False)
-        self._connection.wake()
+        """Send a message, behind others if the node is slow, and when it is back if it is away."""
+        if self.left:
+            return
+        self._link.push(head, bulk)
+        if self.connection is not None:
+            self.connection.wake()
+        if self._link.unsent_bytes + self._link.unseen_bytes > _MAX_KEPT:
+            self.close(f"more than {_MAX_KEPT} bytes are kept that it has not seen")
+
+    def _say(self, array: list[object]) -> None:
+        """Send what is of no use to a later connection."""
+        if self.connection is not None:
+            self.connection.send(cbor.encode(array))
 
     def forget(self, number: int) -> None:
         """A queue is closed; replies to it that are still under way are thrown away."""

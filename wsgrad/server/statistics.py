@@ -12,6 +12,7 @@ class Statistics:
     Attributes:
         sessions: sessions opened.
         resumes: connections that went on with a session.
+        node_resumes: connections over which a node came back.
         received: bytes of clients' messages.
         uploaded: bytes of chunks that clients sent.
         downloaded: bytes of chunks that went to clients.
@@ -31,6 +32,7 @@ class Statistics:
     sessions: int = 0
     connections: int = 0
     resumes: int = 0
+    node_resumes: int = 0
     received: int = 0
     uploaded: int = 0
     downloaded: int = 0

@@ -89,6 +89,7 @@ def _optional(check: Callable[[object], bool]) -> Callable[[object], bool]:
 
 U32 = Annotated[int, _u32, "an unsigned 32-bit integer"]
 U53 = Annotated[int, _u53, "an unsigned integer below 2^53"]
+OptionalU53 = Annotated[int | None, _optional(_u53), "an unsigned integer below 2^53 or null"]
 U64 = Annotated[int, _u64, "an unsigned 64-bit integer"]
 Text = Annotated[str, _text, "a text"]
 Data = Annotated[bytes, _data, "a byte string"]

@@ -21,6 +21,7 @@ from wsgrad.transport.fields import (
     OptionalIndices,
     OptionalKey,
     OptionalText,
+    OptionalU53,
     Table,
     Text,
     U32s,
@@ -85,7 +86,10 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Node → server, first: its wanted name, its secret if it has joined before, and its devices."""
+    """Node → server, first: its wanted name, its secret if it has joined before, and its devices.
+
+    A node whose connection broke says how many numbered messages it has `received`, to go on where it was.
+    """
 
     KIND: ClassVar[int] = 2
     version: U32
@@ -93,17 +97,22 @@ class Join:
     name: Text
     secret: OptionalText
     devices: Maps
+    received: OptionalU53 = None
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Server → node, first: the name it got, the secret to use from now on, and limits."""
+    """Server → node, first: the name it got, the secret to use from now on, and limits.
+
+    With `received` the node goes on where it was; without, nothing is left of what it had before.
+    """
 
     KIND: ClassVar[int] = 3
     version: U32
     name: Text
     secret: Text
     info: Map
+    received: OptionalU53 = None
 
 
 @dataclass(frozen=True, slots=True)
