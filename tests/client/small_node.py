@@ -1,5 +1,7 @@
 """A node that dials in, joins, and then says only what a test lets it say; it runs nothing."""
 
+import contextlib
+
 from wsgrad.transport import messages as m
 from wsgrad.transport.cbor import encode
 from wsgrad.transport.connection import Connection, Received
@@ -46,4 +48,6 @@ class SmallNode:
         return self
 
     def __exit__(self, *error):
+        with contextlib.suppress(OSError):
+            self.say(m.Bye())
         self._socket.close()

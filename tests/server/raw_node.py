@@ -48,4 +48,5 @@ async def raw_node(server, *, name="raw", secret=None, devices=({"kind": "cpu", 
         node.send(m.Join(1, "test", name, secret, list(devices)))
         node.joined, _ = await node.next(m.Joined)
         yield node
+        node.send(m.Bye())
         nursery.cancel_scope.cancel()

@@ -64,6 +64,7 @@ class Gate:
             node.send(m.Join(1, "test agent", name, secret, list(devices)))
             node.joined, _ = await node.next(m.Joined)
             yield node
+            node.send(m.Bye())
             nursery.cancel_scope.cancel()
 
 
@@ -113,6 +114,7 @@ async def test_a_node_is_paused_and_resumed_and_keeps_its_label_and_cap(server, 
             "memory": 1 << 20,
             "agent": "test agent",
             "peer": "",
+            "away": False,
             "devices": ["tab/browser/0"],
             "queues": 0,
         }

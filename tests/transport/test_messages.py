@@ -41,7 +41,7 @@ from wsgrad.transport.messages import BULK_KINDS, Message, message_array, parse_
 SCHEMA_TEXT = resources.files("wsgrad.transport").joinpath("protocol.cddl").read_text()
 # pycddl 0.6 picks wrongly between null and another type and among alternatives that are arrays: what may be null is
 # left to the code's own check, and each message is held against its own rule.
-CHECKED_TEXT = re.sub(r"[a-z-]+ / null", "any", SCHEMA_TEXT)
+CHECKED_TEXT = re.sub(r"[a-z0-9-]+ / null", "any", SCHEMA_TEXT)
 
 
 @functools.cache

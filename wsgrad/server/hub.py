@@ -188,6 +188,7 @@ class Hub:
                     raise ProtocolError(f"a {type(join).__name__} where Join comes first")
                 node = self._join(join, connection, peer)
             elif received.head[0] == Bye.KIND:
+                node.left = True
                 connection.close(1000, "good-bye")
             else:
                 node.handle(connection, received)

@@ -26,6 +26,7 @@ from wsgrad.transport.messages import (
     UNNUMBERED_KINDS,
     VERSION,
     Attach,
+    Bye,
     Chunk,
     Clock,
     Close,
@@ -66,6 +67,7 @@ _STEADY_SECONDS: Final = 30.0
 _MAX_QUEUES: Final = 1024
 _MAX_MESSAGE: Final = 4 << 20
 _MAX_KEPT: Final = 64 << 20
+_LEAVE_SECONDS: Final = 1.0
 _log = logging.getLogger("wsgrad.server.joining")
 
 
@@ -190,6 +192,14 @@ class _Stay:
         if self._connection is not None:
             self._connection.send(cbor.encode(message_array(message)))
 
+    def say_good_bye(self) -> bool:
+        """Leave the hub. Returns whether there is a connection to say so."""
+        if self._connection is None:
+            return False
+        self.say(Bye())
+        self._connection.close(1000, "this machine leaves")
+        return True
+
     def _wake(self) -> None:
         if self._connection is not None:
             self._connection.wake()
@@ -300,6 +310,8 @@ class Machine:
         self._token = token
         self._wanted = wanted
         self._stay: _Stay | None = None
+        self._leaving = False
+        self._over = trio.Event()
 
     async def run(self, told: Callable[[], None]) -> None:
         """Join, and join again whenever the connection is lost, after pauses that grow.
@@ -318,6 +330,7 @@ class Machine:
                 await self._run(told, nursery)
             except (SentAway, Unauthorized, OtherVersion) as error:
                 ended = error
+            self._over.set()
             nursery.cancel_scope.cancel()
         if ended is not None:  # raised here, where no nursery wraps it into a group
             raise ended
@@ -344,6 +357,8 @@ class Machine:
                 raise
             except (WsgradError, OSError) as error:
                 reason = str(error)
+            if self._leaving:
+                return
             if trio.current_time() - since > _STEADY_SECONDS:
                 pause = FIRST_RETRY_SECONDS
             if self._stay is not None and not self._stay.over:
@@ -353,6 +368,13 @@ class Machine:
             _log.warning("not joined to %s now (%s); the next try is in %.1f s", self._hub.url, reason, seconds)
             await trio.sleep(seconds)
             pause = min(2 * pause, LAST_RETRY_SECONDS)
+
+    async def leave(self) -> None:
+        """Say good-bye to the hub, which else would wait for this machine, and give that a moment to arrive."""
+        self._leaving = True
+        if self._stay is not None and self._stay.say_good_bye():
+            with trio.move_on_after(_LEAVE_SECONDS):
+                await self._over.wait()
 
     def keep(self) -> None:
         """Remember name, secret and looks for the next start."""

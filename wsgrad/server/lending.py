@@ -71,6 +71,7 @@ async def lend(config: Config, hub: Endpoint, token: str, zygote: Zygote) -> Non
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(stay)
                 await wait_for_end(config, signals)
+                await machine.leave()
                 nursery.cancel_scope.cancel()
             servants.cancel_scope.cancel()
         await end_of(signals)
