@@ -60,6 +60,8 @@ const node = (() => {
       /** What is on its way between server and tab, while the tab is joined and for a while after a drop; else null. */
       /** @type {InstanceType<typeof linking.Link> | null} */
       this.link = null;
+      /** What the server calls this joining, to come back to it. */
+      this.stay = null;
       /** How long the server waits for a tab that is away. */
       this.graceSeconds = 0;
       /** Whether the server has not been told how the tab shows itself. */
@@ -169,7 +171,8 @@ const node = (() => {
       if (wanted.memory) described.memory = Math.min(wanted.memory, described.memory ?? wanted.memory);
       const agent = wanted.agent ?? 'wsgrad tab';
       const received = this.link?.received ?? null;
-      this.connection?.send([KIND.JOIN, wire.VERSION, agent, wanted.name, wanted.secret, [described], received]);
+      const stay = received === null ? null : this.stay;
+      this.connection?.send([KIND.JOIN, wire.VERSION, agent, wanted.name, wanted.secret, [described], received, stay]);
     }
 
     /** @param {{ opened: boolean, code: number, reason: string }} ending */
@@ -322,6 +325,7 @@ const node = (() => {
       if (message.received === null) {
         this.forget(); // the server knows nothing of it any more
         this.link = new linking.Link();
+        this.stay = message.info.get('stay') ?? null;
         this.presentDue = wanted.label !== '' || wanted.memory > 0 || this.paused;
       } else if (this.link === null) throw new ProtocolError('the server goes on with what has ended here');
       else for (const bytes of this.link.resume(message.received)) this.connection?.sendBytes(bytes);

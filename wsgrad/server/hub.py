@@ -397,7 +397,7 @@ class Hub:
         if join.received is None or join.secret is None:
             return None
         node = self.node(self._registry.name_of(join.secret) or "")
-        if node is None or node.left:
+        if node is None or node.left or node.stay != join.stay:
             return None
         try:
             received = node.attach(connection, join.received)
@@ -409,7 +409,11 @@ class Hub:
         return node
 
     def _welcome(self, node: RemoteNode, connection: TrioConnection, secret: str, received: int | None) -> None:
-        info: dict[str, object] = {"launch_seconds": self._limits.launch_seconds, "grace": self._limits.node_grace}
+        info: dict[str, object] = {
+            "launch_seconds": self._limits.launch_seconds,
+            "grace": self._limits.node_grace,
+            "stay": node.stay,
+        }
         connection.send(cbor.encode(message_array(Joined(VERSION, node.name, secret, info, received))))
         node.start_link()
 

@@ -83,9 +83,11 @@ class _Stay:
     Attributes:
         paused: whether work waits.
         over: whether there is nothing left to come back to.
+        stay: what the hub calls it.
     """
 
-    def __init__(self, machine: Machine, grace_seconds: float) -> None:
+    def __init__(self, machine: Machine, grace_seconds: float, stay: int | None) -> None:
+        self.stay = stay
         self.paused = machine.membership.paused
         self.over = False
         self._machine = machine
@@ -409,7 +411,8 @@ class Machine:
         before = self._stay
         received = before.received if before is not None and not before.over else None
         agent, secret = f"wsgrad-serve {version()}", self.membership.secret
-        join = Join(VERSION, agent, self._wanted, secret, self.devices, received)
+        stay_id = None if received is None or before is None else before.stay
+        join = Join(VERSION, agent, self._wanted, secret, self.devices, received, stay_id)
         connection.send(cbor.encode(message_array(join)))
         broke = False
         reason = "it did not answer"
@@ -436,7 +439,12 @@ class Machine:
         if stay is not None:
             stay.close()
         grace = message.info.get("grace")
-        stay = self._stay = _Stay(self, float(grace) if isinstance(grace, int | float) and grace > 0 else 0.0)
+        stay_id = message.info.get("stay")
+        stay = self._stay = _Stay(
+            self,
+            float(grace) if isinstance(grace, int | float) and grace > 0 else 0.0,
+            stay_id if isinstance(stay_id, int) else None,
+        )
         nursery.start_soon(stay.run)
         return stay
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -87,6 +88,7 @@ class RemoteNode:
     Attributes:
         connection: the present one, or None while the node is away.
         left: whether it is not to come back to what it has here.
+        stay: tells this joining from others with the same secret.
         name: its name in device ids.
         devices: what it offers.
         shown: how it shows itself.
@@ -107,6 +109,7 @@ class RemoteNode:
         self.shown = Present("", False, 0)
         self.connection: TrioConnection | None = None
         self.left = False
+        self.stay = secrets.randbits(53)
         self._peer = ""
         self._presented = presented
         self._limits = limits

@@ -88,7 +88,8 @@ class Welcome:
 class Join:
     """Node → server, first: its wanted name, its secret if it has joined before, and its devices.
 
-    A node whose connection broke says how many numbered messages it has `received`, to go on where it was.
+    A node whose connection broke tells the `stay` of its `Joined.info` and how many numbered messages it has `received`
+    since then, to go on where it was.
     """
 
     KIND: ClassVar[int] = 2
@@ -98,6 +99,7 @@ class Join:
     secret: OptionalText
     devices: Maps
     received: OptionalU53 = None
+    stay: OptionalU53 = None
 
 
 @dataclass(frozen=True, slots=True)
