@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from benchmarks.report import Report
 
-_SETTINGS: Final = ("--resume-grace", "0.5", "--cpu-threads", "1")
+_SETTINGS: Final = ("--resume-grace", "0.5", "--node-grace", "0.5", "--cpu-threads", "1")
 _PATIENCE: Final = 60.0
 _SURVIVORS: Final = 2
 _NBYTES: Final = 1 << 20

@@ -24,7 +24,7 @@ ADD = """
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("server")) as server:
+    with serving(tmp_path_factory.mktemp("server"), "--node-grace", "2") as server:
         yield server.ready["url"]
 
 

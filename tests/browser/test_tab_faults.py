@@ -46,7 +46,7 @@ def test_a_launch_that_takes_too_long_ends_its_device_with_its_name(browser, tmp
 
 
 def test_a_tab_that_is_killed_loses_its_device_by_name_and_another_tab_serves(browser, tmp_path):
-    with serving(tmp_path) as server:
+    with serving(tmp_path, "--node-grace", "1") as server:
         url = server.ready["url"]
         JoinedTab(browser, url)
         with wsgrad.connect(url) as client:
@@ -63,7 +63,7 @@ def test_a_tab_that_is_killed_loses_its_device_by_name_and_another_tab_serves(br
 
 
 def test_a_lost_gpu_process_loses_the_device_and_the_tab_gives_another(browser, tmp_path):
-    with serving(tmp_path) as server:
+    with serving(tmp_path, "--node-grace", "1") as server:
         url = server.ready["url"]
         tab = JoinedTab(browser, url)
         with wsgrad.connect(url) as client:
@@ -78,7 +78,7 @@ def test_a_lost_gpu_process_loses_the_device_and_the_tab_gives_another(browser, 
 
 
 def test_an_idle_device_that_is_lost_is_missed_when_it_is_used(browser, tmp_path):
-    with serving(tmp_path) as server:
+    with serving(tmp_path, "--node-grace", "1") as server:
         url = server.ready["url"]
         tab = JoinedTab(browser, url)
         with wsgrad.connect(url) as client:
@@ -115,7 +115,7 @@ def read_for_ever(array):
 
 
 def test_our_page_lends_the_gpu_once_a_person_allows_it(browser, tmp_path):
-    with serving(tmp_path) as server:
+    with serving(tmp_path, "--node-grace", "1") as server:
         url = server.ready["url"]
         page = url.partition("#")[0].rstrip("/").replace("ws", "http", 1)
         tab = browser.open(f"{page}/#token={NODE_TOKEN}")

@@ -39,7 +39,7 @@ def test_hidden_tabs_stay_devices_in_a_worker_and_from_a_file(hidden_tabs):
 
 
 def test_a_frozen_tab_is_lost_and_comes_back_when_it_wakes(browser, tmp_path, page_files):
-    with serving(tmp_path) as server:
+    with serving(tmp_path, "--node-grace", "1") as server:
         url = server.ready["url"]
         tab = JoinedTab(browser, url, name="sleeper", page=page_files.scripts(*SCRIPTS, file=True))
         with wsgrad.connect(url) as client:
