@@ -39,7 +39,7 @@ FORGE = """void forge(int *p) {
 
 @pytest.fixture
 async def server(cache):
-    async with serving(cache, devices=(), launch_seconds=2.0) as server:
+    async with serving(cache, devices=(), launch_seconds=2.0, node_grace=0.5) as server:
         yield server
 
 
