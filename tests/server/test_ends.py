@@ -9,6 +9,7 @@ import trio
 from heart import CRASH, NOTHING, SPIN, mapped_rings, open_files, processes_below, serving
 
 from wsgrad.server.queue import Queue
+from wsgrad.server.session import Session
 from wsgrad.transport import commands as c
 from wsgrad.transport import messages as m
 
@@ -167,8 +168,8 @@ def fault_in(monkeypatch, kind, name, victim):
     return failed
 
 
-FAULTS = [(Queue, "submit"), (Queue, "work"), (Queue, "reply"), (Queue, "may_idle")]
-"""Where the reader of a connection, the turns of a session, a node's reader and its watch would fail."""
+FAULTS = [(Queue, "submit"), (Queue, "work"), (Queue, "reply"), (Queue, "may_idle"), (Session, "tell_devices")]
+"""Where the reader of a connection, the turns of a session, a node's reader, its watch and the hub's news would fail."""
 
 
 @pytest.mark.parametrize(("kind", "name"), FAULTS, ids=[name for _, name in FAULTS])
@@ -185,6 +186,7 @@ async def test_a_fault_in_our_own_code_ends_its_session_alone_and_leaves_nothing
                 failed = fault_in(patch, kind, name, session)
                 queue.batch(c.Write(1, 0, b"more"))
                 session.later(session._queues[1])
+                other.send(m.Open(2, "box/cpu/0", {}))  # of which all are told
                 closed = await client.wait_closed()
                 assert failed
             assert (closed.code, closed.reason) == (1011, "internal error")

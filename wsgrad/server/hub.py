@@ -423,8 +423,12 @@ class Hub:
 
     def _devices_changed(self) -> None:
         self._told = self.devices
-        for session in self._sessions.values():
-            session.tell_devices(self._told)
+        for session in list(self._sessions.values()):
+            try:
+                session.tell_devices(self._told)
+            except Exception:
+                _log.exception("session %d ended by an error of the server", session.number)
+                session.end(1011, "internal error")
 
     async def _tell_news(self) -> None:
         """Tell clients what changes often, but not often: whoever makes it change must not flood them."""
