@@ -411,7 +411,7 @@ class ModelClient:
 
     async def settle(self) -> None:
         """Let everything run out; whatever concerns only its own queue is acknowledged then."""
-        for _ in range(60):
+        for _ in range(400):  # a reopening takes some turns, and each may wait for the one before
             self.world.programs.settle()
             await self.world.turn()
             self.receive()
