@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from fuzz.choices import Choices
 
 _DEVICES = ("far/cpu/0", "far/cpu/0", "box/cpu/0", "box/cpu/0", "nowhere/cpu/0")
+_OWN_CODE = "Own"
+"""What this client calls an error of its own making; it is told of it by the same name."""
 _parts = [
     part
     for seed in range(40)
@@ -117,7 +119,7 @@ class ModelClient:
             case m.Seen():
                 self.link.seen(message.count)
             case m.Failed():
-                assert message.code in _BY_CODE, message
+                assert message.code in _BY_CODE or message.code == _OWN_CODE, message
                 if queue is not None:
                     # A device that is lost while nothing runs fails what would have come next.
                     assert message.number < queue.next + bool(message.details.get("lost")), message
@@ -360,7 +362,7 @@ class ModelClient:
         if choices.some(1):
             self.send(m.Release([choices.some(5)]))
         elif self.wild:
-            self.send(m.Settle(choices.some(5), choices.choice((None, "DeviceError", "??")), "x", {}))
+            self.send(m.Settle(choices.some(5), choices.choice((None, "DeviceError", _OWN_CODE)), "x", {}))
 
     def _odd(self) -> None:
         choices = self.choices

@@ -115,7 +115,9 @@ class ModelQueue:
         encoded = self._graphs.get(graph, b"")
         if not encoded:
             return True
-        part, _, _ = parse_device_part(cbor.decode(encoded))
+        array = cbor.decode(encoded)
+        assert isinstance(array, list)
+        part, _, _ = parse_device_part(array[0])
         return any(part.lanes[1:])
 
     def _run(self, first: int, last: int, *, refused: bool = False) -> None:
