@@ -136,3 +136,12 @@ def test_fingerprint_of_another_certificate_is_refused_with_both_named():
 def test_without_a_fingerprint_names_and_authorities_are_checked():
     assert client_ssl_context().check_hostname
     assert not client_ssl_context(fingerprint=F).check_hostname
+
+
+@pytest.mark.parametrize(
+    "fragment", ["sha256=ab#token=very-secret", "sha256=very-secret", "sha256=ab,token=very-secret"]
+)
+def test_a_fingerprint_that_is_none_is_not_shown_since_a_token_may_stand_in_it(value):
+    with pytest.raises(InvalidUrl, match="64 hex digits") as caught:
+        parse_endpoint(f"wss://box#sha256={value}")
+    assert "very-secret" not in str(caught.value)

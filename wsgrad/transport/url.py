@@ -155,7 +155,11 @@ def _fragment(fragment: str, shown: str) -> tuple[str | None, str | None]:
         raise InvalidUrl(f"{shown!r}: the token behind '#' is empty or holds characters that no token has")
     sha256 = values.get("sha256")
     if sha256 is not None:
-        sha256 = normal_fingerprint(sha256)
+        try:
+            sha256 = normal_fingerprint(sha256)
+        except InvalidUrl:
+            # It is not shown: a token may stand in it, behind something else than '&'.
+            raise InvalidUrl(f"{shown!r}: behind sha256= stand 64 hex digits, and '&' before token=") from None
     return token, sha256
 
 
