@@ -169,7 +169,7 @@ def fault_in(monkeypatch, kind, name, victim):
 
 
 FAULTS = [(Queue, "submit"), (Queue, "work"), (Queue, "reply"), (Queue, "may_idle"), (Session, "tell_devices")]
-"""Where the reader of a connection, the turns of a session, a node's reader, its watch and the hub's news would fail."""
+"""Where a connection's reader, a session's turns, a node's reader, its watch and the hub's news would fail."""
 
 
 @pytest.mark.parametrize(("kind", "name"), FAULTS, ids=[name for _, name in FAULTS])
