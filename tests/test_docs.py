@@ -65,6 +65,19 @@ def test_protocol_tables_are_those_of_the_message_classes():
     run(sys.executable, "scripts/update-docs", "--check")
 
 
+def test_protocol_page_has_each_message_and_command_of_the_schema_and_no_other():
+    schema = (ROOT / "wsgrad" / "transport" / "protocol.cddl").read_text()
+    page = (ROOT / "docs" / "protocol.md").read_text()
+    for what in ("message", "command"):
+        defined = re.findall(rf"^([a-z-]+)-{what} = \[ (\d+)", schema, re.MULTILINE)
+        table = page.split(f"<!-- {what}s: ")[1].split(f"<!-- end of {what}s")[0]
+        shown = re.findall(r"^\| (\d+)(?: \*bulk\*)? \| (\w+) \|", table, re.MULTILINE)
+        assert len(defined) > 10
+        assert sorted((int(kind), name.replace("-", "")) for name, kind in defined) == sorted(
+            (int(kind), name.lower()) for kind, name in shown
+        )
+
+
 def test_server_page_has_the_flags_of_the_help_page():
     shown = re.findall(r"^  (--[a-z-]+)", run(sys.executable, "-m", "wsgrad.server", "--help"), re.MULTILINE)
     page = (ROOT / "docs" / "server.md").read_text()
