@@ -46,7 +46,9 @@ async def talk(edge, **options):
         conversation.connection.close(1000, "")
 
 
-@pytest.mark.parametrize(("path", "token"), [("/v1/client", TOKENS.client), ("/v1/node", TOKENS.node)])
+@pytest.mark.parametrize(
+    ("path", "token"), [("/v1/client", TOKENS.client), ("/v1/node", TOKENS.node)], ids=["client", "node"]
+)
 async def test_messages_flow_after_the_upgrade(path, token):
     async with serving() as edge:
         await talk(edge, path=path, token=token)

@@ -141,7 +141,7 @@ def test_without_a_fingerprint_names_and_authorities_are_checked():
 @pytest.mark.parametrize(
     "fragment", ["sha256=ab#token=very-secret", "sha256=very-secret", "sha256=ab,token=very-secret"]
 )
-def test_a_fingerprint_that_is_none_is_not_shown_since_a_token_may_stand_in_it(value):
+def test_a_fingerprint_that_is_none_is_not_shown_since_a_token_may_stand_in_it(fragment):
     with pytest.raises(InvalidUrl, match="64 hex digits") as caught:
-        parse_endpoint(f"wss://box#sha256={value}")
+        parse_endpoint(f"wss://box#{fragment}")
     assert "very-secret" not in str(caught.value)
