@@ -26,7 +26,7 @@ from wsgrad.transport.trio_driver import TrioConnection
 
 @pytest.fixture
 async def server(cache):
-    async with serving(cache, devices=(), launch_seconds=5.0) as server:
+    async with serving(cache, devices=(), launch_seconds=5.0, node_grace=0.5) as server:
         yield server
 
 

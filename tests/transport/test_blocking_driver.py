@@ -203,7 +203,9 @@ def test_a_socket_that_takes_little_at_a_time_gets_whole_frames(driver, peer, qu
     waiting = in_thread(lambda: driver.run(queue.synchronize))
     heard = b""
     while len(heard) < 40 * len(data):
-        heard += b"".join(command[3] for command in peer.hear().commands)
+        # A slow machine takes so long that the driver asks whether its peer is still there.
+        if isinstance(message := peer.hear(), Batch):
+            heard += b"".join(command[3] for command in message.commands)
     assert heard == data * 40
     peer.say(Ack(0, 80))
     waiting()
