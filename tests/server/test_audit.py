@@ -182,8 +182,9 @@ def written(tmp_path):
     path = tmp_path / "audit"
     audit.set_up(str(path))
     yield path
-    for handler in logger.handlers[len(before[0]) :]:
-        handler.close()
+    for handler in logger.handlers:
+        if handler not in before[0]:
+            handler.close()
     logger.handlers[:], logger.level, logger.propagate = before
     logging.Logger.manager._clear_cache()
 
