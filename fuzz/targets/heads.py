@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from wsgrad.errors import ConnectionLost, InvalidUrl, LimitExceeded, WsgradError
@@ -103,7 +104,8 @@ def _address(text: str) -> None:
     try:
         endpoints = url.parse_endpoints(text)
     except InvalidUrl as exc:
-        secret = text.partition("#")[2].partition("token=")[2]
+        found = re.search(r"[#?].*?token=(.*)", text, re.DOTALL)
+        secret = found[1] if found else ""
         assert len(secret) < 12 or text.count(secret) > 1 or secret not in str(exc), (text, exc)
         return
     for endpoint in endpoints:

@@ -93,6 +93,13 @@ def test_unreadable_address_says_what_is_wrong(text, words):
         "ws://a#key=SECRET",
         "ws://a#token=SECRET%20",
         "ws://a#token=SECRET*0",
+        "ws://a#token=x*SECRET",
+        "ws://a*2#token=SECRET",
+        "a?token=SECRET*0",
+        "a*0?token=SECRET",
+        "http://me:SECRET@a",
+        "ws://me:SECRET@a*0",
+        "ws://me:SECRET@a?x",
         "ws://me:SECRET@a",
     ],
 )

@@ -82,23 +82,22 @@ def parse_endpoint(text: str) -> Endpoint:
         raise InvalidUrl("an address is empty; write host, host:port or ws://host:port#token=…")
     rest, star, count_text = text.rpartition("*")
     address, _, fragment = (rest if star else text).partition("#")
-    shown = address  # what messages may show: everything but the fragment
-    count = _count(count_text, shown) if star else None
     scheme, separator, rest = address.partition("://")
     if not separator:
         scheme, rest = "ws", address
+    if "@" in rest.partition("/")[0]:
+        raise InvalidUrl("a user name or password in an address is not supported; write #token=… behind it")
+    shown, query, _ = address.partition("?")  # what messages may show
+    # Of a wrong number only one that stands alone is shown: else a token may be in it, or cut by the '*'.
+    count = _count(count_text, shown, show=not set("#?@") & set(text)) if star else None
     scheme = scheme.lower()
     if scheme not in _SCHEMES:
-        raise InvalidUrl(f"{shown.split('?')[0]!r}: the scheme {scheme!r} is not supported; write ws:// or wss://")
+        raise InvalidUrl(f"{shown!r}: the scheme {scheme!r} is not supported; write ws:// or wss://")
     tls = _SCHEMES[scheme]
-    if "?" in rest:
-        raise InvalidUrl(
-            f"{shown.split('?')[0]!r}: a query is not supported; a token belongs behind '#', where no proxy sees it"
-        )
+    if query:
+        raise InvalidUrl(f"{shown!r}: a query is not supported; a token belongs behind '#', where no proxy sees it")
     authority, slash, path = rest.partition("/")
     path = (slash + path).rstrip("/")
-    if "@" in authority:
-        raise InvalidUrl("a user name or password in an address is not supported; write #token=… behind it")
     if not _PATH.fullmatch(path):
         raise InvalidUrl(f"{shown!r}: the path {path!r} holds characters that must be percent-encoded")
     host, port = _host_and_port(authority, shown)
@@ -108,9 +107,10 @@ def parse_endpoint(text: str) -> Endpoint:
     return Endpoint(host, port, tls, token, sha256, count, path)
 
 
-def _count(text: str, shown: str) -> int:
+def _count(text: str, shown: str, *, show: bool) -> int:
     if not text.isascii() or not text.isdigit() or int(text[:9]) == 0 or len(text) > 9:
-        raise InvalidUrl(f"{shown!r}: behind '*' stands a number of devices, at least 1, not {text[:20]!r}")
+        found = f"not {text[:20]!r}" if show else "and nothing behind it"
+        raise InvalidUrl(f"{shown!r}: behind '*' stands a number of devices, at least 1, {found}")
     return int(text)
 
 
