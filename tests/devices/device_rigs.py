@@ -40,8 +40,21 @@ class Toolbox:
         self.compiler = find_compiler()
         self.profile = detect_profile()
         self._cache = ProgramCache(directory)
+        self._built: dict[str, bytes | CompileError] = {}
 
     def build(self, text: str) -> bytes:
+        built = self._built.get(text)
+        if built is None:
+            try:
+                built = self._build(text)
+            except CompileError as error:
+                built = error
+            self._built[text] = built
+        if isinstance(built, CompileError):
+            raise CompileError(str(built))
+        return built
+
+    def _build(self, text: str) -> bytes:
         key = cache_key(self.compiler, text)
         program = self._cache.get(key)
         if program is None:

@@ -8,6 +8,7 @@ import platform
 import re
 import sys
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, NoReturn
 
 from wsgrad.server import options
@@ -401,6 +402,7 @@ def _shown(value: object) -> str:
     return str(value)
 
 
+@cache
 def version() -> str:
     """The installed version of wsgrad."""
     from importlib.metadata import PackageNotFoundError
