@@ -1,16 +1,15 @@
-"""Random commands on the executor of a tab, under Node with its fake device, and on Python's: the same answers.
+"""Random commands and graphs on the executor of a tab, under Node with its fake device, and on Python's: the same answers.
 
 The long form of what `tests/devices/test_tab_executor.py` does with some seeds.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fuzz.choices import Choices
 from fuzz.shared import load_test_module, toolbox
 from wsgrad.devices.native import Native, source
-from wsgrad.transport import commands as c
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +36,7 @@ def check(data: bytes) -> None:
     choices = Choices(data)
     made: list[object] = []
     while choices.left and len(made) < _MOVES:
-        made.append(_roomy(_tests.move(choices)))
+        made.append(_tests.move(choices))
     _tests.moves = lambda seed: made
     reference = _rigs.ExecutorRig(_toolbox, _loop)
     expected, failed = _tests.play(reference, 0)
@@ -48,19 +47,3 @@ def check(data: bytes) -> None:
     for kind in ("read", "failed", "chunk", "result"):
         ours, theirs = ([a for a in found if a[0] == kind] for found in (expected, answers))
         assert ours == theirs, (made, ours, theirs)
-
-
-def _roomy(move: Any) -> Any:  # noqa: ANN401  (a tuple of the tests)
-    """With room for what programs write: one that goes beyond its buffer fails in a tab, and does anything in C."""
-    if move[0] != "batch":
-        return move
-    commands: list[c.Command] = []
-    for command in move[1]:
-        match command:
-            case c.Alloc():
-                commands.append(c.Alloc(command.buffer, max(command.nbytes, 16)))
-            case c.View():
-                commands.append(c.View(command.view, command.buffer, command.offset, max(command.nbytes, 16)))
-            case _:
-                commands.append(command)
-    return "batch", commands

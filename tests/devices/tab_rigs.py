@@ -104,6 +104,7 @@ class TabServer(DialInServer):
             listener.settimeout(PATIENCE_SECONDS)
             self.socket, _ = listener.accept()
         self.socket.settimeout(PATIENCE_SECONDS)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.connection = Connection(client=False, bulk_kinds=m.BULK_KINDS)
         self.request = self._shake_hands()
         self._events = []

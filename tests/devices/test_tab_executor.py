@@ -31,6 +31,10 @@ from test_executor import (  # noqa: F401
     test_writes_fills_and_copies_reach_the_right_bytes,
 )
 from test_replay import (  # noqa: F401
+    CPU,
+    OTHER,
+    replay,
+    send_graph,
     test_a_freed_buffer_is_missed_by_the_next_replay_even_if_its_memory_is_there_again,
     test_a_replay_launches_copies_and_fills_with_its_own_values_and_buffers,
     test_a_replay_whose_sender_failed_fails_with_the_cause,
@@ -41,6 +45,10 @@ from test_replay import (  # noqa: F401
 )
 
 from wsgrad.devices.ring import SLOT_BYTES
+from wsgrad.graph.items import Copy, Fill, Launch, Operand, Range, Transfer, Var
+from wsgrad.graph.part import SendOp
+from wsgrad.graph.plan import Plan
+from wsgrad.graph.recording import Recording
 from wsgrad.transport import commands as c
 from wsgrad.transport import messages as m
 
@@ -188,18 +196,26 @@ def moves(seed):
 
 
 def move(rng):
+    # Those that programs write have room for it: beyond its buffer a program fails in a tab, and does anything in C.
     ids = range(1, 6)
     offset, nbytes = rng.choice([0, 0, 1, 7, 64]), rng.choice([0, 1, 4, 16, 33, 64])
     buffer, other = rng.choice(ids), rng.choice(ids)
-    match rng.choice("aAfvwrcplLudxk"):
+    match rng.choice("aAfvzwrcplLudxkgRRRU"):
         case "a":
-            return "batch", [c.Alloc(buffer, rng.choice([0, 16, 64, 100]))]
+            return "batch", [c.Alloc(buffer, rng.choice([16, 64, 100]))]
         case "A":
             return "batch", [c.Alloc(i, 64) for i in ids]
         case "f":
             return "batch", [c.Free(buffer)]
         case "v":
-            return "batch", [c.View(other, buffer, offset, nbytes)]
+            return "batch", [c.View(other, buffer, offset, max(nbytes, 16))]
+        case "z":
+            return "batch", [
+                c.Alloc(6, min(nbytes, 4)),
+                c.View(7, 6, 0, 4),
+                c.Read(7, 0, 1),
+                c.Free(rng.choice([6, 7])),
+            ]
         case "w":
             return "batch", [c.Write(buffer, offset, rng.randbytes(nbytes)), c.Read(buffer, 0, 16)]
         case "r":
@@ -218,7 +234,53 @@ def move(rng):
             return "download", buffer, nbytes, offset
         case "x":
             return ("fail",)
+        case "g":
+            return "record", rng.choice([1, 2]), [buffer, other], recording(rng)
+        case "R":
+            substitutes = [rng.choice([None, None, rng.choice(ids)]) for _ in range(2)]
+            values = rng.choice([[2], [0], [4], [1], [5], [], [1, 1], ["x"]])
+            return "replay", rng.choice([1, 2]), substitutes, offset, values, rng.randbytes(16)
+        case "U":
+            return "unrecord", rng.choice([1, 2])
     return ("clear",)
+
+
+def recording(rng):
+    """A graph of a few steps of every kind on two buffers of 16 bytes, some of which can't run."""
+    made = Recording()
+    here = [made.buffer(CPU, 16, memory=name) for name in "yx"]
+    there = made.buffer(OTHER, 16, memory="z")
+    made.add(Fill(CPU, Range(here[0], 0, 8), b"defg"))
+    n = Var("n", 0, 4)
+    sends = 0
+    for _ in range(rng.choice([1, 2, 4, 7])):
+        target, source = rng.choice([here, here[::-1]])
+        at, nbytes = rng.choice([0, 4, 8]), rng.choice([4, 8])
+        match rng.choice("lLcfsr"):
+            case "l":
+                made.add(Launch(CPU, rng.choice([1, 1, 1, 2, 3]), "pi", (Operand(Range(target, 0, 16)), 4)))
+            case "L":
+                made.add(Launch(CPU, 1, "pi", (Operand(Range(target, 0, 16)), rng.choice([n, n * -1 + 4]))))
+            case "c":
+                made.add(Copy(CPU, Range(target, at, nbytes), Range(source, 0, nbytes)))
+            case "f":
+                made.add(Fill(CPU, Range(target, at, nbytes), rng.choice([b"a", b"bc", b"hijk"])))
+            case "s" if sends < m.SLOTS:
+                sends += 1
+                made.add(Transfer(Range(there, 0, nbytes), Range(target, at, nbytes)))
+            case _:
+                made.add(Transfer(Range(target, at, nbytes), Range(there, 0, nbytes)))
+    return made
+
+
+def transfers(made):
+    """What a replay of it sends and receives, in order: whether it sends, and how many bytes."""
+    device = Plan(made).parts[0].devices[0]
+    found = []
+    for step in sorted(device.lanes[1] + device.lanes[2], key=lambda step: step.number):
+        sends = isinstance(step.op, SendOp)
+        found.append((sends, device.slots[step.op.source if sends else step.op.target].nbytes))
+    return found
 
 
 def play(rig, seed, known=None):
@@ -226,20 +288,44 @@ def play(rig, seed, known=None):
     rig.program(1, ADD_ONE, "pi", name="one")
     rig.program(2, "void entry(int *a { }", "pi", name="two")
     seen = []
-    transfer = 10
-    for index, move in enumerate(moves(seed)):
-        transfer += 1
+    graphs = {}
+    chunks = returned = 0
+    for transfer, move in enumerate(moves(seed)):
+        match move:
+            case ("replay", graph, *_) if graph in graphs:
+                coming = sum(sends for sends, _ in transfers(graphs[graph][1]))
+            case _:
+                coming = int(move[0] == "download")
+        if chunks + coming > m.SLOTS:
+            returned = settle(rig, returned)
+            chunks = 0
+        chunks += coming
         match move:
             case ("batch", commands):
                 rig.batch(*commands)
             case ("launches", words):
                 rig.launches(*words)
             case ("upload", buffer, data, offset):
-                rig.batch(c.Upload(transfer, buffer, offset, len(data)))
+                rig.batch(c.Upload(16 * transfer, buffer, offset, len(data)))
                 if data:
-                    rig.send_chunk(transfer, 0, data)
+                    rig.send_chunk(16 * transfer, 0, data)
             case ("download", buffer, nbytes, offset):
-                rig.batch(c.Download(transfer, buffer, offset, nbytes))
+                rig.batch(c.Download(16 * transfer, buffer, offset, nbytes))
+            case ("record", graph, bound, made):
+                graphs[graph] = transfer, made  # ids of graphs only grow
+                send_graph(rig, transfer, made, {number: bound[number] for number in sorted(made.touched - {2})})
+            case ("replay", graph, substitutes, offset, values, data) if graph in graphs:
+                recorded, made = graphs[graph]
+                given = [(number, substitutes[number], offset) for number in (0, 1) if substitutes[number] is not None]
+                fitting = values if made.variables or len(values) > 1 else []
+                replay(rig, recorded, [row for row in given if row[0] in made.touched], fitting, 16 * transfer)
+                for place, (sends, nbytes) in enumerate(transfers(made)):
+                    if not sends:
+                        have_credit(rig)
+                        rig.send_chunk(16 * transfer + place, 0, bytes(data[:nbytes]).ljust(nbytes, b"!"))
+            case ("unrecord", graph) if graph in graphs:
+                recorded, _ = graphs.pop(graph)
+                rig.send(m.Unrecord(rig.queue, recorded))
             case ("fail",):
                 rig.number += 1
                 rig.send(m.Fail(rig.queue, rig.number, "LimitExceeded", "no", {}))
@@ -251,22 +337,19 @@ def play(rig, seed, known=None):
                 else:
                     number = known.pop(0)
                 rig.batch(c.Clear(number))
-        while rig.upload_credit < 1:
-            rig.wait_for(m.Credit)
-        assert index < 1000
-    rig.run(c.Clear(0))
+        have_credit(rig)
+        assert transfer < 1000
+    settle(rig, returned)
     while rig.upload_credit < m.SLOTS:
         rig.wait_for(m.Credit)
-    for message, _ in list(rig.received):
-        if isinstance(message, m.Chunk):
-            rig.send(m.Credit(rig.queue, 1))
     answers = []
     for message, bulk in rig.received:
         match message:
             case m.ReadData():
                 answers.append(("read", message.number, bytes(bulk)))
             case m.Failed():
-                details = {key: message.details[key] for key in ("operation", "program") if key in message.details}
+                kept = ("operation", "program", "graph", "step")
+                details = {key: message.details[key] for key in kept if key in message.details}
                 # Of what is wrong with a launch each device may look at something else first.
                 code = None if details.get("operation") == "launch" else message.code
                 answers.append(("failed", message.number, code, details))
@@ -275,6 +358,20 @@ def play(rig, seed, known=None):
             case m.Result() if message.number:
                 answers.append(("result", message.number))
     return answers, seen
+
+
+def have_credit(rig):
+    while rig.upload_credit < 1:
+        rig.wait_for(m.Credit)
+
+
+def settle(rig, returned):
+    """Let everything run, and return the credit of the chunks that came; how many came so far."""
+    rig.run(c.Clear(0))
+    came = sum(isinstance(message, m.Chunk) for message, _ in rig.received)
+    for _ in range(returned, came):
+        rig.send(m.Credit(rig.queue, 1))
+    return came
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -216,6 +216,7 @@ class FakeRuntime {
 
   close() {
     this.gone = this.closed = true;
+    FakeRuntime.opened = FakeRuntime.opened.filter((other) => other !== this);
   }
 }
 
