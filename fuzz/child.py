@@ -13,7 +13,7 @@ from pathlib import Path
 import atheris
 
 _TRANSPORT = [f"wsgrad.transport.{module}" for module in ("cbor", "fields", "frames", "connection", "express")]
-_ELSEWHERE = {"sessions": _TRANSPORT, "replies": _TRANSPORT}
+_ELSEWHERE = dict.fromkeys(("sessions", "replies", "joining"), _TRANSPORT)
 """What a target goes through all the time and others are for: without its coverage there are twice as many inputs."""
 _PAGE = resource.getpagesize()
 

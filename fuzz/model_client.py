@@ -153,6 +153,15 @@ class ModelClient:
 
     # -- what it does
 
+    def open(self, number: int, device: str, buffers: int = 0) -> None:
+        """Open a device, and so many buffers there."""
+        queue = self.queues[number] = ClientQueue(number)
+        self.send(m.Open(number, device, {}))
+        if buffers:
+            arrays = [c.command_array(c.Alloc(buffer, 5000)) for buffer in range(buffers)]
+            self.send(m.Batch(number, queue.next, arrays))
+            queue.next += buffers
+
     async def step(self) -> None:
         """Do something."""
         choices = self.choices
@@ -204,10 +213,8 @@ class ModelClient:
 
     def _open(self) -> None:
         number = self.choices.some(3)
-        if number in self.queues:
-            return
-        self.queues[number] = ClientQueue(number)
-        self.send(m.Open(number, self.choices.choice(_DEVICES), {}))
+        if number not in self.queues:
+            self.open(number, self.choices.choice(_DEVICES))
 
     def _batch(self, queue: ClientQueue) -> None:
         if queue.upload is not None:

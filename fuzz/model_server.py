@@ -10,15 +10,14 @@ import logging
 import os
 import socket
 import struct
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import trio
 import trio.testing
 
 from fuzz.model_node import ModelQueue
 from wsgrad.devices.ring import DOWNLOAD_SLOTS, Ring
-from wsgrad.errors import ProtocolError
+from wsgrad.errors import ProtocolError, WsgradError
 from wsgrad.server import local
 from wsgrad.server.config import Config
 from wsgrad.server.hub import Hub
@@ -30,9 +29,11 @@ from wsgrad.transport.connection import Connection, Received
 from wsgrad.transport.frames import Closed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
 
     from fuzz.choices import Choices
+    from wsgrad.server.limits import Limits
+    from wsgrad.server.machine import Opening
     from wsgrad.server.port import Port
     from wsgrad.transport.connection import Destination
     from wsgrad.transport.link import Link
@@ -63,26 +64,26 @@ logging.getLogger("wsgrad").setLevel(logging.ERROR)
 
 
 class Wire:
-    """Stands for a `TrioConnection` at the server's end; `give` is what the peer sends, `out` what it would receive."""
+    """Stands for a `TrioConnection` at one end; `give` is what the peer sends, `out` what it would receive."""
 
     peer = "fuzz"
 
-    def __init__(self) -> None:
+    def __init__(self, *, client: bool = False) -> None:
         self.link: Link | None = None
         self.destination: Destination | None = None
         self.kinds = None
         self.out: list[tuple[bytes, bytes | None]] = []
         self.ended: Closed | None = None
-        self.error: ProtocolError | None = None
+        self.error: WsgradError | None = None
         self._handle: Callable[[Received], None] | None = None
         self._core = Connection(
-            client=False,
+            client=client,
             bulk_kinds=m.BULK_KINDS,
             max_bulk=m.CHUNK_BYTES,
             destination=lambda head, nbytes: self.destination(head, nbytes) if self.destination else None,
             shortcut=express.received,
         )
-        self._other = Connection(client=True, bulk_kinds=m.BULK_KINDS, max_bulk=m.CHUNK_BYTES)
+        self._other = Connection(client=not client, bulk_kinds=m.BULK_KINDS, max_bulk=m.CHUNK_BYTES)
         self._over = trio.Event()
 
     @property
@@ -124,10 +125,11 @@ class Wire:
                     if isinstance(event, Received) and not self.closed:
                         assert self._handle is not None
                         self._handle(event)
-            except ProtocolError as exc:
-                assert exc.close_code in (1002, 1003, 1007, 1008, 1009), exc
+            except WsgradError as exc:
+                code = exc.close_code if isinstance(exc, ProtocolError) else 1011
+                assert code in (1002, 1003, 1007, 1008, 1009, 1011), exc
                 self.error = exc
-                self.close(exc.close_code, str(exc))
+                self.close(code, str(exc))
 
     def lose(self) -> None:
         """The connection breaks."""
@@ -263,7 +265,7 @@ class World:
         self.choices = choices
         self.processes: list[_Process] = []
         self.programs = _Programs()
-        self.liar: Callable[[World, object, m.Message, bytes | None], None] | None = None
+        self.liar: Liar | None = None
         self.node = Wire()
         self.models: dict[int, ModelQueue] = {}
         self._nursery = nursery
@@ -274,16 +276,14 @@ class World:
         """Let the node join, and offer the local device."""
         hub: Any = self.hub
         hub._programs = self.programs
-        zygote: Any = _Zygote(self)
-
-        def open_local(queue: Any, index: int) -> Port:  # noqa: ANN401
-            return _open_cpu(zygote, 1, queue, index, hub._limits)
-
         hub._registry.join("box", None)
-        hub._registry.add("box", [dict(DEVICE)], open_local)
-        await self.serve(hub.serve_node, self.node)
-        self.node.give(cbor.encode(m.message_array(m.Join(1, "fuzz", "far", None, [dict(DEVICE)]))))
-        self._joined()
+        hub._registry.add("box", [dict(DEVICE)], lambda queue, index: self.open_local(queue, index, hub._limits))
+        await self.join_again()
+
+    def open_local(self, queue: Opening, index: int, limits: Limits) -> Port:
+        """A process for a queue, of this server or of a machine that has joined it."""
+        zygote: Any = _Zygote(self)
+        return _open_cpu(zygote, 1, queue, index, limits)
 
     async def serve(self, serve: Callable[[Any, str], Awaitable[None]], wire: Wire) -> None:
         """Let the hub serve a wire until it ends."""
@@ -291,7 +291,7 @@ class World:
         while wire._handle is None:
             await trio.lowlevel.checkpoint()
 
-    def model(self, way: object, queue: int) -> ModelQueue:
+    def model(self, way: Way, queue: int) -> ModelQueue:
         """A new model of a queue, reached this way."""
 
         def chunk(message: m.Chunk, bulk: bytes) -> None:
@@ -310,21 +310,21 @@ class World:
         """From now on commands may fail."""
         self._faulty = True
 
-    def say(self, way: object, message: m.Message, bulk: bytes | None) -> None:
+    def say(self, way: Way, message: m.Message, bulk: bytes | None) -> None:
         """What a node says to the server; the liar may say something else."""
         if self.liar is not None:
             self.liar(self, way, message, bulk)
         else:
             self.tell(way, message, bulk)
 
-    def tell(self, way: object, message: m.Message, bulk: bytes | None) -> None:
+    def tell(self, way: Way, message: m.Message, bulk: bytes | None) -> None:
         """The same without a liar in between."""
-        if isinstance(way, _Process):
-            way.reply(message, bulk)
+        if isinstance(way, Wire):
+            way.give(cbor.encode(m.message_array(message)), bulk)
         else:
-            self.node.give(cbor.encode(m.message_array(message)), bulk)
+            way.reply(message, bulk)
 
-    def raw(self, way: object, array: list[object], bulk: bytes | None) -> None:
+    def raw(self, way: Way, array: list[object], bulk: bytes | None) -> None:
         """Any array, with bulk where its kind has some."""
         try:
             head = cbor.encode(array)
@@ -332,20 +332,20 @@ class World:
             return
         bulk = bulk or b""
         carries = bool(array) and type(array[0]) is int and array[0] in m.BULK_KINDS
-        if isinstance(way, _Process):
+        if isinstance(way, Wire):
+            way.give(head, bulk if carries else None)
+        else:
             way.send(head + (cbor.bytes_head(len(bulk)) + bulk if carries else b""))
-        else:
-            self.node.give(head, bulk if carries else None)
 
-    def bytes(self, way: object, data: bytes) -> None:
+    def bytes(self, way: Way, data: bytes) -> None:
         """Bytes that need not be a message."""
-        if isinstance(way, _Process):
-            way.send(data)
+        if isinstance(way, Wire):
+            way.give(data)
         else:
-            self.node.give(data)
+            way.send(data)
 
     async def join_again(self) -> None:
-        """Another node takes the place of the one that was sent away."""
+        """A node joins, in the place of the one that was sent away."""
         await self.turn(2)
         self.models.clear()
         self.node = Wire()
@@ -375,6 +375,11 @@ class World:
             elif queue in self.models:
                 self.models[queue].take(message, bulk)
 
+    async def end(self) -> None:
+        """The session is over; with it every process is, or may be."""
+        for process in self.processes:
+            process.kill()
+
     async def turn(self, times: int = 1) -> None:
         """Let the server's tasks and the nodes go on."""
         for _ in range(times):
@@ -382,14 +387,25 @@ class World:
             await trio.lowlevel.checkpoint()
 
 
-def run_world(choices: Choices, play: Callable[[World], Awaitable[None]]) -> None:
+Way: TypeAlias = Wire | _Process
+"""Where something is said: to the other end of a connection, or by a process to its server."""
+Liar: TypeAlias = "Callable[[World, Way, m.Message, bytes | None], None]"
+"""Given the world, a way, and the message that should go there with its bulk."""
+_W = TypeVar("_W", bound=World)
+
+
+def run_world(choices: Choices, play: Callable[[_W], Awaitable[None]], kind: type[_W]) -> None:
     """Run one hub through `play`; raises what the server logged as an error of its own."""
     FAULTS.seen.clear()
     trio._core._run._r.seed(0)  # the order of tasks in a turn is drawn: the same each time
 
     async def main() -> None:
-        async with _world(choices) as world:
+        async with Hub(CONFIG, None) as hub, trio.open_nursery() as nursery:
+            world = kind(hub, choices, nursery)
+            await world.start()
             await play(world)
+            await world.end()
+            nursery.cancel_scope.cancel()
 
     try:
         trio.run(main, clock=trio.testing.MockClock())
@@ -399,14 +415,3 @@ def run_world(choices: Choices, play: Callable[[World], Awaitable[None]]) -> Non
             error = error.exceptions[0]
         raise error from None
     assert not FAULTS.seen, FAULTS.seen[0]
-
-
-@asynccontextmanager
-async def _world(choices: Choices) -> AsyncIterator[World]:
-    async with Hub(CONFIG, None) as hub, trio.open_nursery() as nursery:
-        world = World(hub, choices, nursery)
-        await world.start()
-        yield world
-        for process in world.processes:
-            process.kill()
-        nursery.cancel_scope.cancel()

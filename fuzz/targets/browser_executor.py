@@ -1,4 +1,4 @@
-"""Random commands and graphs on the executor of a tab, under Node with its fake device, and on Python's: the same answers.
+"""Random commands and graphs on the executor of a tab, under Node with its fake device, and on Python's: the same.
 
 The long form of what `tests/devices/test_tab_executor.py` does with some seeds.
 """

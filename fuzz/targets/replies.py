@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fuzz.choices import Choices
+from fuzz.lies import liar
 from fuzz.model_client import ModelClient
 from fuzz.model_server import World, run_world
-from fuzz.targets.messages import m_array
-from wsgrad.transport import cbor
 from wsgrad.transport import messages as m
 
 if TYPE_CHECKING:
@@ -30,39 +29,7 @@ def seeds() -> Iterator[bytes]:
 def check(data: bytes) -> None:
     """A lie costs its node or nothing; the session goes on, and at the end nothing is left."""
     choices = Choices(data)
-    rate = choices.choice((3, 8, 20))
-
-    def lie(world: World, way: object, message: m.Message, bulk: bytes | None) -> None:
-        if choices.some(rate) or not choices.left:
-            world.tell(way, message, bulk)
-            return
-        match choices.some(7):
-            case 0:
-                return
-            case 1:
-                world.tell(way, message, bulk)
-                world.tell(way, message, bulk)
-            case 2:
-                array = m.message_array(message)
-                array[choices._randbelow(len(array))] = choices.value(1)
-                world.raw(way, array, bulk)
-            case 3:
-                array = m.message_array(message)
-                at = choices._randbelow(len(array))
-                if type(array[at]) is int:
-                    array[at] = max(0, array[at] + choices.choice((-2, -1, 1, 2, 64)))  # type: ignore[operator]
-                world.raw(way, array, bulk)
-            case 4:
-                queue = getattr(message, "queue", 1)
-                world.raw(way, m.message_array(_forged(choices, queue)), choices.randbytes(choices.some(70)))
-                world.tell(way, message, bulk)
-            case 5:
-                world.raw(way, m_array(choices), choices.randbytes(choices.some(30)))
-            case 6:
-                wrong = b"" if bulk is None else bulk[: choices.some(len(bulk))] + bytes(choices.some(2))
-                world.raw(way, m.message_array(message), wrong)
-            case _:
-                world.bytes(way, cbor.encode(m.message_array(message))[: choices.some(30)] + choices.randbytes(3))
+    lie = liar(choices, choices.choice((3, 8, 20)), _forged)
 
     async def play(world: World) -> None:
         client = ModelClient(world, wild=False)
@@ -82,11 +49,12 @@ def check(data: bytes) -> None:
         await client.settle()
         await client.leave()
 
-    run_world(choices, play)
+    run_world(choices, play, World)
 
 
-def _forged(choices: Choices, queue: int) -> m.Message:
+def _forged(choices: Choices, about: m.Message) -> m.Message:
     """A reply that could be true at another time."""
+    queue = getattr(about, "queue", 1)
     number = choices.some(12)
     transfer = choices.choice((1, 2, 3, 1 << 31, (1 << 31) + 1, (3 << 30) + choices.some(3)))
     return choices.choice(

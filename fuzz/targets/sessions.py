@@ -43,4 +43,4 @@ def check(data: bytes) -> None:
                 assert client._over(queue), queue
         await client.leave()
 
-    run_world(choices, play)
+    run_world(choices, play, World)
