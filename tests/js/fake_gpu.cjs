@@ -61,6 +61,15 @@ class FakeRuntime {
     return this.told.then(value);
   }
 
+  /** The same of what a device gives only once it knows how the work before went. */
+  verified(value) {
+    const failed = this.failures.shift();
+    return this.tell(() => {
+      if (failed !== undefined) throw new GpuError('DeviceError', 'the device found it out late', { number: failed });
+      return value();
+    });
+  }
+
   async allocate(nbytes) {
     // As a device may, it answers whenever it likes.
     const fits = this.memoryUsed + nbytes <= this.limit;
@@ -89,14 +98,14 @@ class FakeRuntime {
 
   read(memory, offset, nbytes) {
     const data = memory.bytes.slice(offset, offset + nbytes);
-    return this.tell(() => data);
+    return this.verified(() => data);
   }
 
   download(memory, offset, nbytes, send) {
     // Room before the bytes, as a mapped range has it.
     const mapped = new Uint8Array(64 + nbytes);
     mapped.set(memory.bytes.subarray(offset, offset + nbytes), 64);
-    return this.tell(() => send(mapped.subarray(64)));
+    return this.verified(() => send(mapped.subarray(64)));
   }
 
   copy(target, targetOffset, source, sourceOffset, nbytes) {
@@ -204,10 +213,7 @@ class FakeRuntime {
   flush() {}
 
   settled() {
-    const failed = this.failures.shift();
-    return this.tell(() => {
-      if (failed !== undefined) throw new GpuError('DeviceError', 'the device found it out late', { number: failed });
-    });
+    return this.verified(() => undefined);
   }
 
   prepare(part) {
