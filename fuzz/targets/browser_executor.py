@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from fuzz.choices import Choices
 from fuzz.shared import load_test_module, toolbox
 from wsgrad.devices.native import Native, source
+from wsgrad.transport import commands as c
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MAX_NBYTES = 120
-_MOVES = 14
+MAX_NBYTES = 240
+_MOVES = 20
 _tests = load_test_module("devices/test_tab_executor")
 _rigs = load_test_module("devices/device_rigs")
 _toolbox = toolbox()
@@ -28,13 +29,13 @@ _tab = load_test_module("devices/tab_rigs").TabServer(_toolbox)
 def seeds() -> Iterator[bytes]:
     """Moves of every kind."""
     for index in range(12):
-        yield bytes((index * 37 + k * k * 3 + (k * index) // 2) & 255 for k in range(60))
+        yield bytes((index * 37 + k * k * 3 + (k * index) // 2) & 255 for k in range(160))
 
 
 def check(data: bytes) -> None:
     """First on Python's executor, which says what fails; then on the tab's, without waiting."""
     choices = Choices(data)
-    made: list[object] = []
+    made: list[object] = [("batch", [c.Alloc(buffer, 64) for buffer in range(1, 6)])] if choices.some(3) else []
     while choices.left and len(made) < _MOVES:
         made.append(_tests.move(choices))
     _tests.moves = lambda seed: made

@@ -45,12 +45,12 @@ def rig(request, toolbox):
     rig.close()
 
 
-def send_graph(rig, graph, recording, bindings, *, index=0):
+def send_graph(rig, graph, recording, bindings, *, index=0, piece=PIECE):
     """Give a node its part of a recording, in small pieces."""
     array = part_array(Plan(recording).parts[0])
     blob = cbor.encode([device_arrays(array)[index], [list(pair) for pair in bindings.items()]])
-    for at in range(0, len(blob), PIECE):
-        rig.send(m.Graph(rig.queue, graph, at, len(blob)), blob[at : at + PIECE])
+    for at in range(0, len(blob), piece):
+        rig.send(m.Graph(rig.queue, graph, at, len(blob)), blob[at : at + piece])
 
 
 def replay(rig, graph, bindings=(), values=(), transfer=0):

@@ -200,7 +200,7 @@ def move(rng):
     ids = range(1, 6)
     offset, nbytes = rng.choice([0, 0, 1, 7, 64]), rng.choice([0, 1, 4, 16, 33, 64])
     buffer, other = rng.choice(ids), rng.choice(ids)
-    match rng.choice("aAfvzwrcplLudxkgRRRU"):
+    match rng.choice("aAfvzwrcplLudxkkkkggRRRRU"):
         case "a":
             return "batch", [c.Alloc(buffer, rng.choice([16, 64, 100]))]
         case "A":
@@ -225,7 +225,7 @@ def move(rng):
         case "p":
             return "batch", [c.Fill(buffer, offset, nbytes, rng.choice([b"a", b"bc", b"defg", b"bad"]))]
         case "l":
-            return "batch", [c.Launch(rng.choice([1, 2, 3]), None, None, [buffer, 2], rng.random() < 0.3)]
+            return "batch", [c.Launch(rng.choice([1, 1, 1, 2, 3]), None, None, [buffer, 2], rng.random() < 0.3)]
         case "L":
             return "launches", [[rng.choice([1, 1, 1, 2, 3]), 0, buffer, rng.choice([1, 4])]] * 3
         case "u":
@@ -238,7 +238,7 @@ def move(rng):
             return "record", rng.choice([1, 2]), [buffer, other], recording(rng)
         case "R":
             substitutes = [rng.choice([None, None, rng.choice(ids)]) for _ in range(2)]
-            values = rng.choice([[2], [0], [4], [1], [5], [], [1, 1], ["x"]])
+            values = rng.choice([[0], [1], [2], [3], [4], [4], [5], [], [1, 1], ["x"]])
             return "replay", rng.choice([1, 2]), substitutes, offset, values, rng.randbytes(16)
         case "U":
             return "unrecord", rng.choice([1, 2])
@@ -313,7 +313,8 @@ def play(rig, seed, known=None):
                 rig.batch(c.Download(16 * transfer, buffer, offset, nbytes))
             case ("record", graph, bound, made):
                 graphs[graph] = transfer, made  # ids of graphs only grow
-                send_graph(rig, transfer, made, {number: bound[number] for number in sorted(made.touched - {2})})
+                bindings = {number: bound[number] for number in sorted(made.touched - {2})}
+                send_graph(rig, transfer, made, bindings, piece=100)
             case ("replay", graph, substitutes, offset, values, data) if graph in graphs:
                 recorded, made = graphs[graph]
                 given = [(number, substitutes[number], offset) for number in (0, 1) if substitutes[number] is not None]
