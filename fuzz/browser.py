@@ -31,7 +31,7 @@ def ask(what: str, value: str) -> Any:  # noqa: ANN401  (what JSON holds)
 
 
 def value_of(told: Any) -> object:  # noqa: ANN401
-    """The value that an answer holds; JavaScript's numbers are floats where they are no integers."""
+    """The value that an answer holds; numbers that are whole are integers, as JavaScript knows no difference."""
     if isinstance(told, list):
         return list(map(value_of, told))
     if not isinstance(told, dict):
@@ -40,8 +40,10 @@ def value_of(told: Any) -> object:  # noqa: ANN401
         return bytes.fromhex(told["bytes"])
     if "map" in told:
         return {value_of(key): value_of(item) for key, item in told["map"]}
-    text = told["number"]
-    return int(text) if text.lstrip("-").isdigit() else float(text.replace("Infinity", "inf"))
+    if "integer" in told:
+        return int(told["integer"])
+    number = float(told["number"].replace("Infinity", "inf"))
+    return int(number) if number.is_integer() else number
 
 
 def alike(ours: object, theirs: object) -> bool:

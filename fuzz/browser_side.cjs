@@ -10,6 +10,7 @@ const { Encoder } = require('cbor-x');
 const browser = path.join(__dirname, '..', 'browser');
 const cbor = require(path.join(browser, 'cbor.js'));
 const messages = require(path.join(browser, 'messages.js'));
+const replay = require(path.join(browser, 'replay.js'));
 const wgsl = require(path.join(browser, 'wgsl.js'));
 
 const other = new Encoder({ useRecords: false, mapsAsObjects: false, useTag259ForMaps: false, tagUint8Array: false });
@@ -22,7 +23,7 @@ function told(value) {
   if (value instanceof Uint8Array) return { bytes: hex(value) };
   if (Array.isArray(value)) return value.map(told);
   if (value instanceof Map) return { map: [...value].map(([key, item]) => [told(key), told(item)]) };
-  if (typeof value === 'bigint') return { number: String(value) };
+  if (typeof value === 'bigint') return { integer: String(value) };
   if (typeof value === 'number') return { number: Object.is(value, -0) ? '-0' : String(value) };
   return value;
 }
@@ -61,6 +62,16 @@ const READERS = {
       }
     }
     return { fields: told(Object.values(message)), bulk: bulk && hex(bulk), commands };
+  },
+  graph(input) {
+    const data = bytes(input);
+    const graphs = new replay.Graphs({ prepare: () => ({ queue: [], close() {} }) });
+    const cut = data.length >> 1;
+    graphs.add({ graph: 1, offset: 0, total: data.length }, data.subarray(0, cut));
+    graphs.add({ graph: 1, offset: cut, total: data.length }, data.subarray(cut));
+    const { transfers } = graphs.graphs.get(1);
+    graphs.close();
+    return { transfers };
   },
   wgsl(input) {
     const read = wgsl.parseModule(input);

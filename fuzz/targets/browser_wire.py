@@ -1,7 +1,8 @@
-"""The browser's CBOR, messages and reader of WGSL under Node, against Python and cbor-x: one verdict, one value."""
+"""The browser's CBOR, messages, graphs and WGSL under Node, against Python and cbor-x: one verdict, one value."""
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import TYPE_CHECKING
 
@@ -9,10 +10,13 @@ from fuzz.browser import alike, ask, value_of
 from fuzz.choices import Choices
 from fuzz.shared import TESTS
 from fuzz.targets.cbor import fits
+from fuzz.targets.graphs import PARTS, bend
 from fuzz.targets.messages import c_array, m_array
 from fuzz.targets.sources import WORDS
+from wsgrad.devices.replay import Graph
 from wsgrad.errors import CompileError, ProtocolError
 from wsgrad.graph import wgsl
+from wsgrad.graph.parse import device_arrays, parse_device_part
 from wsgrad.transport import cbor
 from wsgrad.transport import commands as c
 from wsgrad.transport import messages as m
@@ -25,6 +29,11 @@ _FOR_TABS = (
     m.Joined, m.Refused, m.Ping, m.Pong, m.Seen, m.Bye, m.Clock, m.Present, m.Batch, m.Launches, m.Program, m.Chunk,
     m.Abort, m.Credit, m.Close, m.Attach, m.Fail, m.Graph, m.Replay, m.Unrecord, m.Profile,
 )  # fmt: skip
+_graphs = [
+    [device, [[number, 1] for number in parse_device_part(device)[1]]]
+    for part in PARTS
+    for device in device_arrays(part).values()
+]
 _NOT_FOR_NODES = (c.Signal, c.Wait, c.Send, c.Receive, c.UploadCached)
 
 
@@ -38,6 +47,8 @@ def seeds() -> Iterator[bytes]:
         yield bytes((1, index)) + bytes(range(index, index + 30))
     for index in range(4):
         yield b"\2" + bytes(range(index * 11, index * 11 + 40))
+    for index in range(8):
+        yield bytes((5, index, 0, 5, index, 2, 1)) + bytes(range(20))
     yield (
         b"\3" + b"@group(0) @binding(0) var<storage, read_write> a: array<f32>; @compute @workgroup_size(64) fn f() {}"
     )
@@ -47,7 +58,7 @@ def check(data: bytes) -> None:
     """Both sides read the same, or both refuse."""
     if not data:
         return
-    kind, rest = data[0] % 5, data[1:]
+    kind, rest = data[0] % 6, data[1:]
     match kind:
         case 0:
             _cbor(rest)
@@ -65,8 +76,15 @@ def check(data: bytes) -> None:
             _wgsl("".join(choices.choice(WORDS) for _ in range(min(len(rest), 100))))
         case 3:
             _wgsl(rest.decode("utf-8", "replace"))
-        case _:
+        case 4:
             _message(rest)
+        case _:
+            choices = Choices(rest)
+            graph: list[object] = copy.deepcopy(_graphs[choices._randbelow(len(_graphs))])
+            for _ in range(choices.some(3)):
+                bend(choices, graph)
+            if fits(graph):
+                _graph(cbor.encode(graph))
 
 
 def _cbor(data: bytes) -> None:
@@ -111,6 +129,24 @@ def _message(data: bytes) -> None:
     if isinstance(message, m.Batch):
         for command, taken in zip(message.commands, read["commands"], strict=True):
             assert taken == _command(command) or _has_whole_float(data), (command, taken)
+
+
+class _Idle:
+    """A runtime that runs nothing."""
+
+    def prepare(self, part: object) -> None:
+        return None
+
+
+def _graph(data: bytes) -> None:
+    read, refused = ask("graph", data.hex())
+    try:
+        graph = Graph(data, _Idle())  # type: ignore[arg-type]
+    except ProtocolError as exc:
+        assert read is None or _whole(cbor.decode(data)), (data, exc, read)
+        return
+    assert read is not None, (data, refused)
+    assert read["transfers"] == graph.transfers, data
 
 
 def _command(array: list[object]) -> bool:

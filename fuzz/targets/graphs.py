@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 MAX_NBYTES = 1024
 _SAMPLES = 12
 random_recording = load_test_module("graph/random_graphs").random_recording
-_parts = [
+PARTS = [
     part_array(part) for seed in range(_SAMPLES) for part in Plan(random_recording(random.Random(seed))).parts.values()
 ]
 
 
 def seeds() -> Iterator[bytes]:
     """Small parts as they are sent, and bytes that bend the samples."""
-    whole = sorted((cbor.encode(part) for part in _parts), key=len)
+    whole = sorted((cbor.encode(part) for part in PARTS), key=len)
     for encoded in whole[:6]:
         yield b"\0" + encoded
     for index in range(8):
@@ -40,9 +40,9 @@ def check(data: bytes) -> None:
         return
     if data[0] & 1:
         choices = Choices(data[1:])
-        array: object = copy.deepcopy(_parts[choices._randbelow(len(_parts))])
+        array: object = copy.deepcopy(PARTS[choices._randbelow(len(PARTS))])
         for _ in range(1 + choices.some(2)):
-            _bend(choices, array)
+            bend(choices, array)
     else:
         try:
             array = cbor.decode(data[1:])
@@ -69,7 +69,7 @@ def check(data: bytes) -> None:
         raise AssertionError("one value too many")
 
 
-def _bend(choices: Choices, place: object) -> None:
+def bend(choices: Choices, place: object) -> None:
     """Replace, take out, repeat or move something somewhere inside."""
     while isinstance(place, list) and place:
         inner = [value for value in place if isinstance(value, list) and value]
