@@ -37,7 +37,13 @@ _parts = [
 
 @dataclass
 class ClientQueue:
-    """What the client knows of a queue. `joint` once something of it may wait for others."""
+    """What the client knows of a queue.
+
+    Attributes:
+        joint: once something of it may wait for others.
+        cached: the numbers of uploads for which the server asks its cache, with their transfers and sizes.
+        owed: those that it asked for after all, with how far they are.
+    """
 
     number: int
     next: int = 1
@@ -49,6 +55,8 @@ class ClientQueue:
     errors: list[int] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
     known: dict[int, bytes] = field(default_factory=dict)
+    cached: dict[int, tuple[int, int]] = field(default_factory=dict)
+    owed: list[tuple[int, tuple[int, int, int]]] = field(default_factory=list)
     lost: bool = False
     joint: bool = False
 
@@ -145,7 +153,12 @@ class ModelClient:
                 download[1] += len(bulk)
                 assert download[1] <= download[2], (message, download)
             case m.Missing() if queue is not None:
-                queue.asked.append(message.number)
+                if message.number in queue.cached:
+                    transfer, nbytes = queue.cached[message.number]
+                    queue.owed.append((message.number, (transfer, message.offset, nbytes)))
+                    queue.owed.sort()
+                else:
+                    queue.asked.append(message.number)
 
     def _acked(self, queue: ClientQueue, number: int) -> None:
         assert queue.acked <= number < queue.next, (queue, number)
@@ -280,7 +293,8 @@ class ModelClient:
                 return c.Send(100 + (transfer if self.wild else self._fresh()), buffer, offset, nbytes, 0)
             case 3:
                 return c.Receive(100 + (transfer if self.wild else self._fresh() - 1), buffer, offset, nbytes, 0)
-        return c.UploadCached(self._fresh() + 5000, buffer, offset, nbytes, bytes(32))
+        queue.cached[number] = self._fresh() + 5000, nbytes
+        return c.UploadCached(queue.cached[number][0], buffer, offset, nbytes, bytes(32))
 
     def _fresh(self) -> int:
         self.transfers += 1
@@ -311,17 +325,33 @@ class ModelClient:
             self._numbered(queue, m.KnownProgram(queue.number, queue.next, *fields, len(source), digest))  # type: ignore[call-arg]
 
     def _chunk(self, queue: ClientQueue) -> None:
-        if queue.upload is None or not queue.credit:
+        if not self._may_send(queue):
             return
-        transfer, offset, nbytes = queue.upload
         if self.choices.some(7) == 1:
-            queue.upload = None
-            self.send(m.Abort(queue.number, transfer))
-            return
+            self.send(m.Abort(queue.number, self._take_upload(queue)[1][0]))
+        else:
+            self._next_chunk(queue, cut=self.choices.choice((0, 0, 5, 40)))
+
+    def _may_send(self, queue: ClientQueue) -> bool:
+        """Whether a chunk may be sent: of what is owed, or if none that the cache is asked for comes first."""
+        ready = queue.upload is not None and all(number <= queue.acked for number in queue.cached)
+        return queue.credit > 0 and (ready or bool(queue.owed))
+
+    def _take_upload(self, queue: ClientQueue) -> tuple[int, tuple[int, int, int]]:
+        if queue.owed:
+            return queue.owed.pop(0)
+        upload, queue.upload = queue.upload or (0, 0, 0), None
+        return 0, upload
+
+    def _next_chunk(self, queue: ClientQueue, cut: int = 0) -> None:
+        number, (transfer, offset, nbytes) = self._take_upload(queue)
         size = min(m.CHUNK_BYTES, nbytes - offset)
-        queue.upload = (transfer, offset + size, nbytes) if offset + size < nbytes else None
+        if offset + size < nbytes and number:
+            queue.owed.insert(0, (number, (transfer, offset + size, nbytes)))
+        elif offset + size < nbytes:
+            queue.upload = (transfer, offset + size, nbytes)
         queue.credit -= 1
-        self.send(m.Chunk(queue.number, transfer, offset), bytes(size), cut=self.choices.choice((0, 0, 5, 40)))
+        self.send(m.Chunk(queue.number, transfer, offset), bytes(size), cut=cut)
 
     def _answer(self, queue: ClientQueue) -> None:
         """Send a source that was asked for, or want no more of a download."""
@@ -425,12 +455,8 @@ class ModelClient:
             await self.world.turn()
             self.receive()
             for queue in self.queues.values():
-                while queue.upload is not None and queue.credit and not self.wire.closed:
-                    transfer, offset, nbytes = queue.upload
-                    size = min(m.CHUNK_BYTES, nbytes - offset)
-                    queue.upload = (transfer, offset + size, nbytes) if offset + size < nbytes else None
-                    queue.credit -= 1
-                    self.send(m.Chunk(queue.number, transfer, offset), bytes(size))
+                while self._may_send(queue) and not self.wire.closed:
+                    self._next_chunk(queue)
             if not self.wire.closed:
                 self.send(m.Seen(self.link.received))
             if self.wire.closed or all(self._over(queue) for queue in self.queues.values()):
