@@ -7,6 +7,7 @@ for the hub. Not real: the sockets, the file of its membership, compilers, and w
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,7 @@ class JoinedWorld(World):
         self._life = trio.CancelScope()
         self.machine = Machine(
             _HUB, _TOKEN, "far", self.membership, devices=[dict(DEVICE)], open_device=self.open_local,
-            limits=self.hub._limits, programs=programs,
+            limits=replace(self.hub._limits, hello_seconds=10.0), programs=programs,
         )  # fmt: skip
         self._nursery.start_soon(self._live, self.machine, self._life)
 

@@ -80,7 +80,9 @@ async def _step(world: JoinedWorld, client: ModelClient) -> None:
         case 7 if world.gone or choices.some(3) == 0:
             if not world.gone:
                 await world.leave()
+            lie, world.liar = world.liar, None
             await world.come_back()
+            world.liar = lie
         case _:
             await client.step()
 
