@@ -7,6 +7,8 @@ from raw_node import RawNode
 
 from wsgrad.transport import commands as c
 from wsgrad.transport import messages as m
+from wsgrad.transport.cbor import encode
+from wsgrad.transport.connection import Connection
 from wsgrad.transport.trio_driver import TrioConnection
 
 DEVICES = [{"kind": "cpu", "dialects": ["c"]}]
@@ -108,6 +110,20 @@ async def test_who_can_not_go_on_joins_anew(server, dialled, claim):
         else:
             failed, _ = await client.next(m.Failed)
             assert (failed.code, failed.details["lost"]) == ("DeviceLost", True)
+
+
+async def test_a_node_that_comes_back_to_say_good_bye_leaves_once(server, dialled):
+    first = await dialled.join()
+    await dialled.cut(first)
+    stream = await trio.open_tcp_stream("127.0.0.1", server.node_port)
+    core = Connection(client=True, bulk_kinds=m.BULK_KINDS)
+    join = m.Join(1, "test", "raw", first.joined.secret, DEVICES, 0, first.joined.info["stay"])
+    parts = [part for message in (join, m.Bye()) for part in core.encode(encode(m.message_array(message)))]
+    async with stream:
+        await stream.send_all(b"".join(parts))  # both are read before anybody else has a turn
+        await eventually(lambda: server.hub.node("raw") is None)
+    assert server.hub.statistics.node_resumes == 1
+    await dialled.join()
 
 
 async def test_an_older_joining_is_not_put_into_the_place_of_a_newer(server, dialled):

@@ -164,11 +164,11 @@ class RemoteNode:
         self._back = trio.Event()
 
     async def returned(self) -> bool:
-        """Wait for a node that is away; whether it has come back in time."""
+        """Wait for a node that is away; whether it has come back in time, whatever has become of it since then."""
         back = self._back
         with trio.move_on_after(self._limits.node_grace):
             await back.wait()
-        return back.is_set() and not self.left
+        return self.connection is not None or self._back is not back
 
     @property
     def full(self) -> bool:
