@@ -9,15 +9,16 @@ import pytest
 SECONDS = 120
 
 
-def run(script, **environment):
+def environment(**more):
+    """What a program finds that runs on WS; without a URL it gets a server of its own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("WSGRAD_")}
+    return kept | {"DEV": "WS", "CACHELEVEL": "0"} | more
+
+
+def run(script, **more):
     """Run a program on WS with a server of its own; returns what it printed."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("WSGRAD_")}
     done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        env=env | {"DEV": "WS", "CACHELEVEL": "0"} | environment,
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=SECONDS, env=environment(**more)
     )
     if done.returncode:
         pytest.fail(done.stderr, pytrace=False)
