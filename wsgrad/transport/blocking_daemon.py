@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 _TICK_SECONDS = 1.0
 _FLUSH_SECONDS = 0.001
-# After something was issued it looks this often, each after 1 ms, before callers must wake it again. Each look takes the
-# interpreter from whoever computes: with 20 of them a tinygrad program was a tenth slower, and launches were no quicker.
+# After something was issued it looks this often, each after 1 ms, before callers must wake it again. A look takes the
+# interpreter from whoever computes: with 20 a tinygrad program was a tenth slower, and launches were no quicker.
 _AWAKE_ROUNDS = 2
 _EXIT_SECONDS = 1.0
 
