@@ -331,6 +331,7 @@ def play(rig, seed, known=None):
                 rig.number += 1
                 rig.send(m.Fail(rig.queue, rig.number, "LimitExceeded", "no", {}))
             case ("clear",):
+                rig.batch(c.Clear(0))
                 if known is None:
                     rig.settle()
                     number = next((a.number for a, _ in reversed(rig.received) if isinstance(a, m.Failed)), 0)
