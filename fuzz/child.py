@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -19,7 +20,8 @@ _PAGE = resource.getpagesize()
 
 
 def _resident() -> int:
-    """Bytes of this process and of those that it started."""
+    """Bytes of this process and of those that it started, without what only waits to be collected."""
+    gc.collect()
     pids = ["self", *Path("/proc/thread-self/children").read_text(encoding="ascii").split()]
     return sum(int(Path("/proc", pid, "statm").read_text(encoding="ascii").split()[1]) * _PAGE for pid in pids)
 

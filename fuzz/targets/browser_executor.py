@@ -5,6 +5,8 @@ The long form of what `tests/devices/test_tab_executor.py` does with some seeds.
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from typing import TYPE_CHECKING
 
 from fuzz.choices import Choices
@@ -24,6 +26,7 @@ _binary = _toolbox.build(source())
 with _rigs.memfd(_binary) as _fd:
     _loop = Native(_fd, len(_binary))
 _tab = load_test_module("devices/tab_rigs").TabServer(_toolbox)
+threading.Thread(target=deque, args=(_tab.tab.process.stdout, 0), daemon=True).start()  # what it says is not kept
 
 
 def seeds() -> Iterator[bytes]:

@@ -508,9 +508,17 @@ class DialInServer:
                 message = received[0]
                 if isinstance(message, m.Ping):
                     self.send(m.Pong(message.token))
-                elif not isinstance(message, m.Pong | m.Seen):
-                    self._queues.setdefault(message.queue, collections.deque()).append(received)
+                elif not isinstance(message, m.Pong | m.Seen) and message.queue in self._queues:
+                    self._queues[message.queue].append(received)
         return kept.popleft()
+
+    def expect(self, queue):
+        """A queue is opened: what comes for it is kept."""
+        self._queues[queue] = collections.deque()
+
+    def forget(self, queue):
+        """A queue is closed: what still comes for it is thrown away."""
+        self._queues.pop(queue, None)
 
     def silent(self, queue):
         """Whether nothing has come for a queue so far."""
@@ -538,6 +546,7 @@ class DialledRig(Rig):
         super().__init__(toolbox)
         self.queue = next(self._queues)
         self.server = server
+        server.expect(self.queue)
         self.send(m.Attach(self.queue, 1, 0, {"memory": 1 << 30, **options}))
         self.info = self.wait_for(m.Result).value
 
@@ -567,3 +576,4 @@ class DialledRig(Rig):
 
     def close(self):
         self.send(m.Close(self.queue))
+        self.server.forget(self.queue)
