@@ -1,7 +1,8 @@
 """Random programs on real servers by way of links that fail: `python -m benchmarks.soak chaos --faults 1000 --seed 1`.
 
 Each round is a program of its own with links of its own, of the blocking or the trio face, over devices of one or two
-servers and of a machine that has joined. What fails in a round follows from the seed and the round's number.
+servers and of a machine that has joined; `--link` chooses whose connection to the server fails: the client's, that
+machine's, or both. What fails in a round follows from the seed and the round's number.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, get_args
 
 import trio
 
@@ -29,11 +30,13 @@ from benchmarks.soak_command import SoakCommand
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from benchmarks.report import Report
 
 T = TypeVar("T")
+Failing = Literal["client", "node", "both"]
+"""Whose links to the servers fail."""
 
 _BLACK_HOLE_EVERY: Final = 25
 """So many rounds bring one black hole, which costs its 15 s of silence."""
@@ -55,14 +58,14 @@ class Shape:
     most: int | None = None
 
 
-def shape_of(seed: int, number: int, *, steps: int) -> Shape:
-    """The shape of a round."""
+def shape_of(seed: int, number: int, *, steps: int, failing: Failing) -> Shape:
+    """The shape of a round; one of a node's link has the server that a machine joins among its own."""
     rng = random.Random(f"shape/{seed}/{number}")
     face = ("blocking", "trio")[number % 2]
     black = number % _BLACK_HOLE_EVERY == _BLACK_HOLE_EVERY - 1
     return Shape(
         face,
-        rng.choice(((0,), (0, 1), (0, 1), (2,))),
+        rng.choice(((0,), (0, 1), (0, 1), (2,) if failing == "client" else (0,))),
         rng.choice((1, 1, 2, 3)),
         steps,
         rng.random() < 0.3,
@@ -72,11 +75,16 @@ def shape_of(seed: int, number: int, *, steps: int) -> Shape:
 
 
 class Farm:
-    """Servers, started when they are first used: a machine joins 0, 1 dials nobody, 2 has TLS. They end with `with`."""
+    """Servers, started when they are first used: a machine joins 0, 1 dials nobody, 2 has TLS. They end with `with`.
 
-    def __init__(self) -> None:
+    The machine stays from round to round, unless its link fails: each round then has one of its own.
+    """
+
+    def __init__(self, failing: Failing) -> None:
+        self.failing = failing
         self._stack = ExitStack()
         self._servers: dict[int, ServerProcess] = {}
+        self._state = self._stack.enter_context(tempfile.TemporaryDirectory())
 
     def __enter__(self) -> Self:
         return self
@@ -86,42 +94,60 @@ class Farm:
 
     def url(self, index: int) -> str:
         """The address of a server."""
+        return self._server(index).url
+
+    @contextmanager
+    def node(self, shape: Shape, seed: str) -> Iterator[FaultyLink]:
+        """A machine of its own for a round, and the link by which it joins."""
+        server = self._server(0)
+        with FaultyLink(server.url, seed=seed, weights=shape.weights, most=shape.most) as link:
+            link.failing = False  # until it has joined: to come in is no part of a stay
+            arguments = ("--device", "cpu*2")
+            with joined_process(replace(server, url=link.url), "joined", self._state, arguments):
+                link.failing = True
+                yield link
+
+    def _server(self, index: int) -> ServerProcess:
         if index not in self._servers:
             arguments = ["--device", "cpu*2", "--cpu-threads", "1", "--resume-grace", f"{_GRACE_SECONDS}"]
+            arguments += ["--node-grace", f"{_GRACE_SECONDS}"]
             arguments += (("--max-sessions", "64"), ("--allow-peer", "192.0.2.1"), ("--tls",))[index]
             state = self._stack.enter_context(tempfile.TemporaryDirectory())
             server = self._stack.enter_context(server_process(arguments, state=state))
-            if not index:
-                self._stack.enter_context(joined_process(server, "joined", state))
+            if not index and self.failing == "client":
+                self._stack.enter_context(joined_process(server, "joined", self._state))
             self._servers[index] = server
-        return self._servers[index].url
+        return self._servers[index]
 
 
 def run_round(farm: Farm, seed: int, number: int, *, steps: int) -> tuple[Tally, Counter[Kind]]:
     """One round; returns what it did and what failed."""
-    shape = shape_of(seed, number, steps=steps)
+    shape = shape_of(seed, number, steps=steps, failing=farm.failing)
     faults: Counter[Kind] = Counter()
     with ExitStack() as stack:
-        links = [
-            stack.enter_context(
-                FaultyLink(farm.url(index), seed=f"{seed}/{number}/{index}", weights=shape.weights, most=shape.most)
-            )
-            for index in shape.servers
-        ]
+        links, urls = [], [farm.url(index) for index in shape.servers]
+        if farm.failing != "client":
+            links.append(stack.enter_context(farm.node(shape, f"{seed}/{number}/node")))
+        if farm.failing != "node":
+            for place, index in enumerate(shape.servers):
+                seeded = f"{seed}/{number}/{index}"
+                link = FaultyLink(urls[place], seed=seeded, weights=shape.weights, most=shape.most)
+                links.append(stack.enter_context(link))
+                urls[place] = link.url
         if shape.face == "trio":
-            tally = trio.run(_in_trio, links, shape, seed, number)
+            tally = trio.run(_in_trio, urls, links, shape, seed, number)
         else:
-            tally = _blocking(links, shape, seed, number)
+            tally = _blocking(urls, links, shape, seed, number)
         for link in links:
             faults += link.faults
     return tally, faults
 
 
-def _blocking(links: Sequence[FaultyLink], shape: Shape, seed: int, number: int) -> Tally:
+def _blocking(urls: Sequence[str], links: Sequence[FaultyLink], shape: Shape, seed: int, number: int) -> Tally:
     with ExitStack() as stack:
         servers = []
-        for link in links:
-            servers.append(stack.enter_context(_persistent(partial(wsgrad.connect, link.url, cache=shape.cache))))
+        for url in urls:
+            servers.append(stack.enter_context(_persistent(partial(wsgrad.connect, url, cache=shape.cache))))
         works = _works(servers, shape, f"{seed}/{number}")
         with ThreadPoolExecutor(len(works)) as pool:
             for done in [pool.submit(run_blocking, work.steps(count=shape.steps // len(works))) for work in works]:
@@ -130,12 +156,12 @@ def _blocking(links: Sequence[FaultyLink], shape: Shape, seed: int, number: int)
     return _together(works)
 
 
-async def _in_trio(links: Sequence[FaultyLink], shape: Shape, seed: int, number: int) -> Tally:
+async def _in_trio(urls: Sequence[str], links: Sequence[FaultyLink], shape: Shape, seed: int, number: int) -> Tally:
     async with AsyncExitStack() as stack:
         servers = []
-        for link in links:
+        for each in urls:
 
-            async def opened(url: str = link.url) -> wsgrad.AsyncServer:
+            async def opened(url: str = each) -> wsgrad.AsyncServer:
                 return await stack.enter_async_context(wsgrad.open_server(url, cache=shape.cache))
 
             servers.append(await _persistently(opened))
@@ -194,12 +220,13 @@ def soak(
     steps: int = 60,
     first: int = 0,
     rounds: int | None = None,
+    failing: Failing = "client",
     say: Callable[[str], None] = lambda line: None,
 ) -> tuple[Tally, Counter[Kind]]:
     """Run rounds until so many faults have come, or so many rounds are over; returns what was done and what failed."""
     tally, total = Tally(), Counter[Kind]()
     number = first
-    with Farm() as farm:
+    with Farm(failing) as farm:
         while total.total() < faults and (rounds is None or number < first + rounds):
             done, failed = run_round(farm, seed, number, steps=steps)
             say(f"round {number}: {dict(failed)}, {done.commands} commands{'' if done.right else ', WRONG'}")
@@ -219,7 +246,8 @@ def measure(report: Report, options: argparse.Namespace) -> None:
         faulthandler.dump_traceback_later(_ROUND_SECONDS, exit=True)
         print(line, file=sys.stderr, flush=True)
 
-    say(f"seed {options.seed}; one round again: --seed {options.seed} --first ROUND --rounds 1")
+    again = f"--link {options.link} --seed {options.seed} --first ROUND --rounds 1"
+    say(f"seed {options.seed}; one round again: {again}")
     started = time.monotonic()
     tally, faults = soak(
         faults=options.faults,
@@ -227,11 +255,12 @@ def measure(report: Report, options: argparse.Namespace) -> None:
         steps=options.steps,
         first=options.first,
         rounds=options.rounds,
+        failing=options.link,
         say=say,
     )
     faulthandler.cancel_dump_traceback_later()
     kinds = ", ".join(f"{count} {kind}" for kind, count in faults.most_common())
-    report.add(Figure("faults", faults.total(), "", detail=f"seed {options.seed}: {kinds}"))
+    report.add(Figure("faults", faults.total(), "", detail=f"{options.link}, seed {options.seed}: {kinds}"))
     report.add(Figure("time", time.monotonic() - started, "s", better="lower"))
     report.add(Figure("commands", tally.commands, "", detail=f"{tally.checks} results compared"))
     report.add(Figure("wrong results", tally.wrong, "", 0.0, better="lower"))
@@ -245,6 +274,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
     parser.add_argument("--faults", type=int, default=1000, help="stop after so many")
     parser.add_argument("--seed", type=int, default=1, help="what everything follows from")
+    parser.add_argument("--link", choices=get_args(Failing), default="client", help="whose link to the server fails")
     parser.add_argument("--steps", type=int, default=60, help="steps of each round's program")
     parser.add_argument("--first", type=int, default=0, help="the round to begin with")
     parser.add_argument("--rounds", type=int, help="so many rounds at most")
