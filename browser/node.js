@@ -33,6 +33,8 @@ const node = (() => {
   const REFUSED_CODE = 1008;
   /** What a server says where another page has taken this one's place; to come back would be to fight with it. */
   const REPLACED = /joined again/;
+  /** What it says where a page's first words came too late, as after a sleep: they may be in time the next time. */
+  const LATE = /^no Join came/;
 
   /**
    * A queue on this tab's device.
@@ -178,11 +180,12 @@ const node = (() => {
     /** @param {{ opened: boolean, code: number, reason: string }} ending */
     async ended({ opened, code, reason }) {
       const { wanted, joined } = this;
+      const late = code === REFUSED_CODE && LATE.test(reason);
       this.disconnected();
-      if (opened && !(PASSING_CODES.includes(code) && this.graceSeconds)) this.forget();
+      if (opened && !((late || PASSING_CODES.includes(code)) && this.graceSeconds)) this.forget();
       else if (joined) this.graceTimer = setTimeout(() => this.forget(), this.graceSeconds * 1000);
       if (wanted === null) return;
-      if (code === REFUSED_CODE && (!joined || REPLACED.test(reason))) {
+      if (code === REFUSED_CODE && !late && (!joined || REPLACED.test(reason))) {
         this.leave(joined ? 'kicked' : 'refused', reason || 'the server sent this tab away');
         return;
       }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import socket
 import struct
 
 import numpy as np
 import pytest
-from device_rigs import ExecutorRig
-from tab_rigs import TabServer, require_node
+from device_rigs import PATIENCE_SECONDS, ExecutorRig
+from tab_rigs import FakeTab, TabServer, require_node
 from test_executor import (  # noqa: F401
     ADD_ONE,
     failures,
@@ -43,6 +44,8 @@ from test_replay import (  # noqa: F401
     test_chunks_of_a_replay_that_fails_or_is_dropped_give_their_credit_back,
     test_transfers_stop_a_replay_for_credit_and_for_bytes_and_chunks_may_come_early,
 )
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import AcceptConnection, CloseConnection, Request
 
 from wsgrad.devices.ring import SLOT_BYTES
 from wsgrad.graph.items import Copy, Fill, Launch, Operand, Range, Transfer, Var
@@ -117,6 +120,29 @@ def test_a_lost_device_fails_the_command_that_ran_and_the_queue_is_over(tab):
     other = tab.open_queue()
     assert not failures(other.run(c.Alloc(1, 4)))
     other.close()
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [("no Join came within 10 s (--handshake-seconds)", "waiting"), ("a device list is too long", "refused")],
+)
+def test_a_tab_whose_join_came_too_late_tries_again_and_one_that_is_refused_does_not(reason, state):
+    require_node()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        tab = FakeTab(f"ws://127.0.0.1:{listener.getsockname()[1]}")
+        listener.settimeout(PATIENCE_SECONDS)
+        with listener.accept()[0] as stream:
+            core, asked = WSConnection(ConnectionType.SERVER), False
+            while not asked:
+                core.receive_data(stream.recv(4096))
+                asked = any(isinstance(event, Request) for event in core.events())
+            stream.sendall(core.send(AcceptConnection(subprotocol=m.SUBPROTOCOL)))
+            stream.sendall(core.send(CloseConnection(1008, reason)))
+            while CloseConnection not in map(type, core.events()):
+                core.receive_data(stream.recv(4096))
+        said = tab.wait_for(lambda event: event["event"] == "state" and event["state"] != "connecting")
+        tab.close()
+    assert (said["state"], said["message"]) == (state, reason)
 
 
 def test_a_device_that_does_not_open_says_so(tab):

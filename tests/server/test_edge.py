@@ -76,14 +76,30 @@ async def test_a_slow_head_costs_nobody_else_and_is_cut_off_in_time():
             await talk(edge)
         with trio.fail_after(2):
             for stream in slow:
-                assert await stream.receive_some() == b""
+                assert (await read_answer(stream)).status == 408
                 await stream.aclose()
 
 
-async def test_a_silent_connection_is_cut_off_in_time():
+@pytest.mark.parametrize("sent", [b"", b"G", b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n"], ids=len)
+async def test_whose_head_is_late_is_told_so_in_time(sent, notes):
     async with serving(handshake_seconds=0.2) as edge, await edge.connect() as stream:
+        await stream.send_all(sent)
         with trio.fail_after(2):
+            answer = await read_answer(stream)
             assert await stream.receive_some() == b""
+        assert answer.status == 408
+        assert answer.body == b"no whole request came within 0.2 s (--handshake-seconds)\n"
+        assert edge.port.counters.refused == 1
+        assert [note["why"] for note in notes("refused")] == [answer.body.decode().strip()]
+        await talk(edge)
+
+
+async def test_who_leaves_before_its_time_is_over_is_not_refused(notes):
+    async with serving(handshake_seconds=5.0) as edge:
+        await (await edge.connect()).aclose()
+        await edge.until_connections(0)
+        assert edge.port.counters.refused == 0
+        assert notes("refused") == []
 
 
 @pytest.mark.parametrize("sent", [0, 1, 40, 150])

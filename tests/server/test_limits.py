@@ -275,7 +275,7 @@ def test_a_client_holds_itself_to_the_limits_of_its_server(tmp_path):
         assert (one.array(big).numpy() == big).all()
 
 
-async def test_a_client_that_says_no_hello_is_told_why_it_is_turned_away(cache):
+async def test_a_client_that_says_no_hello_is_told_why_it_is_turned_away(cache, notes):
     async with serving(cache, handshake_seconds=0.3) as server, server.client() as other:
         queue = await other.open()
         stream = await trio.open_tcp_stream("127.0.0.1", server.port)
@@ -283,5 +283,7 @@ async def test_a_client_that_says_no_hello_is_told_why_it_is_turned_away(cache):
         with trio.fail_after(30):
             closed = await silent.run(lambda received: None)
         assert (closed.code, closed.reason) == (1008, "no Hello came within 0.3 s (--handshake-seconds)")
+        (refused,) = notes("refused")
+        assert (refused["route"], refused["why"]) == ("/v1/client", closed.reason)
         queue.batch(c.Alloc(1, 4))
         assert await queue.read(1, 0, 4) == bytes(4)

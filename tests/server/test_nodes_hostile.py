@@ -9,6 +9,7 @@ from test_nodes_present import opened
 
 from wsgrad.transport import commands as c
 from wsgrad.transport import messages as m
+from wsgrad.transport.trio_driver import TrioConnection
 
 
 @pytest.fixture
@@ -85,3 +86,16 @@ async def test_a_flood_stops_nobody_else(server, kind):
         await still_works(await late.open("box/cpu/0"))
         listed = [message for message, _ in client._kept if isinstance(message, m.Devices)]
         assert len(listed) < 100
+
+
+async def test_a_node_that_never_joins_is_told_why_it_is_turned_away(cache, notes):
+    async with serving(cache, handshake_seconds=0.3) as server, raw_node(server) as node, server.client() as client:
+        stream = await trio.open_tcp_stream("127.0.0.1", server.node_port)
+        silent = TrioConnection.from_stream(stream, client=True, max_bulk=1)
+        with trio.fail_after(30):
+            closed = await silent.run(lambda received: None)
+        assert (closed.code, closed.reason) == (1008, "no Join came within 0.3 s (--handshake-seconds)")
+        (refused,) = notes("refused")
+        assert (refused["route"], refused["why"]) == ("/v1/node", closed.reason)
+        await opened(client, node, "raw/cpu/0")
+        assert node.closed is None

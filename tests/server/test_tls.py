@@ -46,6 +46,15 @@ async def encrypted(edge, files):
     return trio.SSLStream(await edge.connect(), context, server_hostname="127.0.0.1", https_compatible=True)
 
 
+async def test_whose_head_is_late_is_told_so_over_tls(files):
+    async with serving(handshake_seconds=1.0, **settings(files)) as edge:
+        stream = await encrypted(edge, files)
+        await stream.send_all(b"GET /healthz HTT")
+        with trio.fail_after(5):
+            assert (await read_answer(stream)).status == 408
+        await trio.aclose_forcefully(stream)
+
+
 async def test_http_and_bulk_messages_over_tls(files):
     async with serving(**settings(files)) as edge:
         answer = await edge.ask("/status.json", bearer(TOKENS.client), stream=await encrypted(edge, files))
@@ -85,7 +94,7 @@ async def test_plain_http_on_a_tls_port_is_told_so(files):
 
 
 @pytest.mark.parametrize("sent", [b"\x16", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"\x16" * 20_000])
-async def test_who_breaks_off_or_garbles_the_tls_handshake_costs_nobody_else_anything(sent, files, caplog):
+async def test_who_breaks_off_or_garbles_the_tls_handshake_costs_nobody_else_anything(sent, files, caplog, notes):
     async with serving(handshake_seconds=1.0, **settings(files)) as edge:
         stream = await edge.connect()
         await stream.send_all(sent)
@@ -96,6 +105,9 @@ async def test_who_breaks_off_or_garbles_the_tls_handshake_costs_nobody_else_any
         with trio.fail_after(5):
             assert await silent.receive_some() == b""
         await silent.aclose()
+        assert "its TLS handshake was not over within 1 s (--handshake-seconds)" in [
+            note["why"] for note in notes("refused")
+        ]
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 

@@ -1,6 +1,6 @@
 """The opening of one connection: reads its head, checks it, answers over HTTP or upgrades; sessions come after it.
 
-Whatever a stranger sends here costs only its own connection, and no longer than the handshake's time limit.
+Whatever a stranger sends here costs only its own connection, and little longer than the handshake's time limit.
 """
 
 from __future__ import annotations
@@ -90,16 +90,27 @@ class Door:
         self._delayed: Counter[str] = Counter()
         self.draining = False
 
-    async def admit(self, stream: trio.abc.Stream, address: str, peer: str, *, seconds: float) -> Admitted | None:
+    async def admit(
+        self, stream: trio.abc.Stream, address: str, peer: str, *, due: float, late: str
+    ) -> Admitted | None:
         """Read the head and see it through; None where the connection was answered and is over.
+
+        Args:
+            stream: where it comes from.
+            address: whose it is.
+            peer: the same for logs.
+            due: when the head must be whole, by trio's clock.
+            late: what to say where it is not.
 
         Raises:
             ConnectionLost: the peer left.
-            TimeoutError: no whole head came in time.
         """
         try:
-            head, rest = await read_http_head(stream, limit=MAX_HEAD, timeout=seconds)
+            head, rest = await read_http_head(stream, limit=MAX_HEAD, timeout=max(0.0, due - trio.current_time()))
             request = http.parse_head(head)
+        except TimeoutError:
+            await self._turn_away(stream, peer, "-", http.text(408, late))
+            return None
         except LimitExceeded:
             await self._turn_away(stream, peer, "-", http.text(431, f"a request's head may have {MAX_HEAD} bytes"))
             return None

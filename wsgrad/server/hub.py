@@ -145,7 +145,7 @@ class Hub:
 
         came = trio.Event()
         assert self._nursery is not None
-        self._nursery.start_soon(self._await_hello, connection, came)
+        self._nursery.start_soon(self._await_first, connection, peer, "/v1/client", "Hello", came)
         with trio.CancelScope() as scope:
             try:
                 closed = await connection.run(handle)
@@ -174,7 +174,7 @@ class Hub:
         def handle(received: Received) -> None:
             nonlocal node
             if node is None:
-                scope.deadline = float("inf")
+                came.set()
                 try:
                     check_version(received.head, Join.KIND)
                 except OtherVersion as error:
@@ -193,26 +193,29 @@ class Hub:
             else:
                 node.handle(connection, received)
 
-        with trio.move_on_after(self._limits.hello_seconds) as scope:
-            try:
-                closed = await connection.run(handle)
-                reason = closed.reason or f"close code {closed.code}"
-                broke = closed.code in _BROKEN_CODES
-            except ProtocolError as error:
-                self.statistics.protocol_errors += 1
-                reason = str(error)
-                _log.warning("node %s broke the protocol: %s", peer, error)
-            except Exception:
-                reason = "an error of the server"
-                _log.exception("node %s: its connection ended by an error of the server", peer)
-            finally:
-                if node is None or node.connection is not connection:
-                    pass
-                elif broke and not node.left and self._limits.node_grace and self._nursery is not None:
-                    node.detach(connection)
-                    self._nursery.start_soon(self._await_node, node, reason, peer)
-                else:
-                    self._leaves(node, reason, peer)
+        came = trio.Event()
+        assert self._nursery is not None
+        self._nursery.start_soon(self._await_first, connection, peer, "/v1/node", "Join", came)
+        try:
+            closed = await connection.run(handle)
+            reason = closed.reason or f"close code {closed.code}"
+            broke = closed.code in _BROKEN_CODES
+        except ProtocolError as error:
+            self.statistics.protocol_errors += 1
+            reason = str(error)
+            _log.warning("node %s broke the protocol: %s", peer, error)
+        except Exception:
+            reason = "an error of the server"
+            _log.exception("node %s: its connection ended by an error of the server", peer)
+        finally:
+            came.set()
+            if node is None or node.connection is not connection:
+                pass
+            elif broke and not node.left and self._limits.node_grace and self._nursery is not None:
+                node.detach(connection)
+                self._nursery.start_soon(self._await_node, node, reason, peer)
+            else:
+                self._leaves(node, reason, peer)
 
     async def _await_node(self, node: RemoteNode, reason: str, peer: str) -> None:
         _log.info("node %s is away: %s", node.name, reason)
@@ -323,13 +326,18 @@ class Hub:
 
     # -- inside
 
-    async def _await_hello(self, connection: TrioConnection, came: trio.Event) -> None:
-        """Turn a client away that says nothing; `came` is also set when its connection is over."""
+    async def _await_first(
+        self, connection: TrioConnection, peer: str, route: str, first: str, came: trio.Event
+    ) -> None:
+        """Turn a peer away that says nothing; `came` is also set when its connection is over."""
         seconds = self._limits.hello_seconds
         with trio.move_on_after(seconds):
             await came.wait()
             return
-        connection.close(1008, f"no Hello came within {seconds:g} s (--handshake-seconds)")
+        why = f"no {first} came within {seconds:g} s (--handshake-seconds)"
+        _log.info("refused %s: %s", peer, why)
+        audit.note("refused", peer=peer, route=route, why=why)
+        connection.close(1008, why)
 
     def _admit(self, hello: Hello, connection: TrioConnection, scope: trio.CancelScope, peer: str) -> Session:
         if hello.key is not None:

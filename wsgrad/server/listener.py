@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from wsgrad.server.tokens import Role, Tokens
 
 _TLS_RECORD = 0x16
+_LAST_WORDS_SECONDS = 2.0
+"""How long it may take to tell somebody that the time is over."""
 
 _log = logging.getLogger("wsgrad.server.listener")
 
@@ -179,11 +181,20 @@ class Port:
 
     async def _handle(self, stream: trio.SocketStream, address: str, peer: str, *, by_proxy: bool) -> None:
         seconds = self._config.handshake_seconds
+        due = trio.current_time() + seconds
+        late = f"no whole request came within {seconds:g} s (--handshake-seconds)"
+        secured: trio.abc.Stream | None = None
         admitted: Admitted | None = None
-        with trio.move_on_after(seconds) as limit:
+        with trio.move_on_at(due) as limit:
             secured = await self._encrypt(stream, peer)
-            if secured is not None:
-                admitted = await self._door.admit(secured, address, peer, seconds=seconds)
+        if limit.cancelled_caught and self._tls is None:
+            secured = stream  # it can be told so; words could not be read where TLS is not agreed on
+        elif limit.cancelled_caught:
+            self._note_refusal(peer, f"its TLS handshake was not over within {seconds:g} s (--handshake-seconds)")
+        if secured is None:
+            return
+        with trio.move_on_at(due + _LAST_WORDS_SECONDS) as limit:
+            admitted = await self._door.admit(secured, address, peer, due=due, late=late)
         if limit.cancelled_caught:
             _log.debug("%s was not done with its handshake after %g s", peer, seconds)
         elif admitted is not None:
