@@ -1,5 +1,7 @@
 """A short form of `benchmarks.soak chaos`: random programs over links that fail, compared with NumPy bit for bit."""
 
+import pytest
+
 from benchmarks.faulty import COMMON, faults_of
 from benchmarks.soak_chaos import soak
 
@@ -12,6 +14,15 @@ def test_nothing_is_wrong_lost_or_run_twice_over_links_that_fail():
     assert tally.checks > 10
     assert faults.total() >= 50
     assert len(faults) >= 4
+
+
+@pytest.mark.parametrize("failing", ["node", "both"])
+def test_nothing_is_wrong_lost_or_run_twice_where_the_link_of_a_joined_machine_fails(failing):
+    tally, faults = soak(faults=15, seed=2, steps=30, failing=failing)
+    assert tally.said == []
+    assert tally.right
+    assert tally.commands > 100
+    assert faults.total() >= 15
 
 
 def test_faults_follow_from_the_seed_alone():
