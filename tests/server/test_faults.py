@@ -171,6 +171,7 @@ async def test_a_zygote_that_dies_takes_the_devices_and_a_new_one_serves(server)
         server.zygote._process.kill()
         failed = await queue.failure()
         assert failed.code == "DeviceLost"
+        assert "the process that starts nodes ended, and its nodes with it; open the device again" in failed.message
         queue.reopen()
         queue.batch(c.Alloc(1, 4), c.Write(1, 0, b"anew"))
         assert await queue.read(1, 0, 4) == b"anew"

@@ -56,6 +56,8 @@ _WHAT: Final = {
     signal.SIGXCPU: "processor time used up",
 }
 
+_ORPHANED: Final = "the process that starts nodes ended, and its nodes with it; open the device again"
+
 _BULK_NBYTES: Final[dict[object, int]] = {ReadData.KIND: INLINE_BYTES, Spans.KIND: MAX_SPANS_NBYTES}
 
 _Packet: TypeAlias = tuple[list[bytes | memoryview], int]
@@ -301,7 +303,9 @@ class LocalPort(Port):
             # Closing its socket is the last that a process does, so its status is not far.
             with trio.move_on_after(_END_SECONDS):
                 await self._process.ended.wait()
-            self._loss = Loss(describe_status(self._process.status), self._ring.progress()[0], self._ring.step())
+            orphaned = self._process.ended.is_set() and self._process.status is None
+            cause = _ORPHANED if orphaned else describe_status(self._process.status)
+            self._loss = Loss(cause, self._ring.progress()[0], self._ring.step())
 
     def _refuse(self, error: InvalidReply) -> None:
         self._loss = Loss(f"its node sent an invalid reply: {error}", self._ring.progress()[0], self._ring.step())

@@ -41,7 +41,7 @@ class NodeProcess:
     Attributes:
         pid: its process id, for logs.
         ended: set when it is gone.
-        status: its wait status then; None where nobody could collect it.
+        status: its wait status then; None where the zygote ended, so that nobody could collect it.
     """
 
     def __init__(self, pid: int, parent: int) -> None:
