@@ -19,7 +19,7 @@ from wsgrad.devices.webgpu.listing import list_adapters
 from wsgrad.errors import DeviceError
 from wsgrad.server import startup
 from wsgrad.server.config import Config
-from wsgrad.server.tls import fingerprint_of, tls_context
+from wsgrad.server.tls import Certificate, fingerprint_of
 from wsgrad.server.tokens import Tokens
 from wsgrad.transport import commands as c
 from wsgrad.transport import messages as m
@@ -274,7 +274,7 @@ async def test_a_pinned_certificate_is_checked_before_the_token_goes_out(server,
     command += ["-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", "/CN=localhost"]
     await trio.run_process(command, capture_stderr=True)
     pin = fingerprint_of(str(cert))
-    async with edge(server, Tokens(*TEXT), tls=tls_context(str(cert), str(key))) as gate:
+    async with edge(server, Tokens(*TEXT), tls=Certificate(str(cert), str(key), renewed=True)) as gate:
         url = f"wss://127.0.0.1:{gate.number}#sha256="
         how = {"WSGRAD_NODE_TOKEN": TEXT[1], "XDG_STATE_HOME": str(tmp_path)}
         ended = await trio.to_thread.run_sync(lambda: serve("--join", url + "0" * 64, **how))

@@ -11,7 +11,7 @@ from edge_port import TOKENS, bearer, read_answer, serving
 from server_process import running_server
 
 from wsgrad.errors import Unauthorized
-from wsgrad.server.tls import tls_context
+from wsgrad.server.tls import Certificate, fingerprint_of
 from wsgrad.transport.cbor import encode
 from wsgrad.transport.frames import Closed
 from wsgrad.transport.handshake_trio import open_websocket
@@ -38,7 +38,7 @@ def files(authority, tmp_path_factory):
 
 def settings(files):
     cert, key = str(files / "cert.pem"), str(files / "key.pem")
-    return {"tls": tls_context(cert, key), "tls_cert": cert, "tls_key": key}
+    return {"tls": Certificate(cert, key, renewed=True), "tls_cert": cert, "tls_key": key}
 
 
 async def encrypted(edge, files):
@@ -109,6 +109,72 @@ async def test_who_breaks_off_or_garbles_the_tls_handshake_costs_nobody_else_any
             note["why"] for note in notes("refused")
         ]
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def shown(edge):
+    """The certificate that a new connection sees."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    stream = trio.SSLStream(await edge.connect(), context, https_compatible=True)
+    await stream.do_handshake()
+    der = stream.getpeercert(binary_form=True)
+    await stream.aclose()
+    return ssl.DER_cert_to_PEM_cert(der).strip()
+
+
+def pair(authority, directory):
+    """A key and a certificate that nobody has seen yet; the certificate's text."""
+    issued = authority.issue_cert("127.0.0.1")
+    for name, blob in (("cert.pem", issued.cert_chain_pems[0]), ("key.pem", issued.private_key_pem)):
+        blob.write_to_path(directory / "new.pem")
+        (directory / "new.pem").replace(directory / name)  # as what renews certificates does
+    return issued.cert_chain_pems[0].bytes().decode().strip()
+
+
+async def test_a_renewed_certificate_is_shown_to_new_connections_and_old_ones_go_on(authority, tmp_path, caplog):
+    caplog.set_level("INFO")
+    first = pair(authority, tmp_path)
+    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
+    async with serving(**settings(tmp_path)) as edge:
+        before = await encrypted(edge, tmp_path)
+        await before.do_handshake()
+        assert await shown(edge) == first
+        second = pair(authority, tmp_path)
+        assert await shown(edge) == second != first
+        assert (await edge.ask("/healthz", stream=before)).status == 200
+        third = pair(authority, tmp_path)
+        assert await shown(edge) == third
+    told = [record.getMessage() for record in caplog.records if "renewed" in record.getMessage()]
+    assert len(told) == 2
+    assert fingerprint_of(str(tmp_path / "cert.pem")) in told[1]
+
+
+@pytest.mark.parametrize("broken", ["cert.pem", "key.pem", "another's key", "no file"])
+async def test_a_broken_renewal_is_told_once_and_the_certificate_in_use_stays(broken, authority, tmp_path, caplog):
+    first = pair(authority, tmp_path)
+    async with serving(**settings(tmp_path)) as edge:
+        match broken:
+            case "another's key":
+                authority.issue_cert("127.0.0.1").private_key_pem.write_to_path(tmp_path / "key.pem")
+            case "no file":
+                (tmp_path / "cert.pem").unlink()
+            case name:
+                (tmp_path / name).write_text("-----BEGIN nothing\n")
+        assert await shown(edge) == first
+        assert await shown(edge) == first
+        (warned,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+        assert str(tmp_path) in warned
+        assert "stays in use" in warned
+        second = pair(authority, tmp_path)
+        assert await shown(edge) == second
+
+
+async def test_a_certificate_that_clients_pin_never_changes_while_the_server_runs(authority, tmp_path):
+    first = pair(authority, tmp_path)
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    async with serving(tls=Certificate(cert, key, renewed=False), tls_cert=cert, tls_key=key) as edge:
+        assert pair(authority, tmp_path) != first
+        assert await shown(edge) == first
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])

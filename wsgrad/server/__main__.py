@@ -19,12 +19,11 @@ from wsgrad.server.config import PROGRAM, fail, parse
 from wsgrad.server.machine import start_zygote
 from wsgrad.server.selfsigned import keep_certificate
 from wsgrad.server.startup import settle
-from wsgrad.server.tls import tls_context
+from wsgrad.server.tls import Certificate
 from wsgrad.server.tokens import VARIABLES, Role, load_tokens
 from wsgrad.transport.url import parse_endpoint
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Sequence
 
     from wsgrad.server.config import Config
@@ -111,12 +110,13 @@ def _hub(config: Config, tokens: Tokens) -> tuple[Endpoint, str]:
     return endpoint, token
 
 
-def _tls(config: Config) -> tuple[Config, ssl.SSLContext | None]:
-    """The settings with the certificate to use, and what encrypts.
+def _tls(config: Config) -> tuple[Config, Certificate | None]:
+    """The settings with the certificate to use, and what shows it.
 
     Raises:
         WsgradError: there is none, or it can't be used.
     """
+    renewed = not config.self_signed
     if config.self_signed:
         kept = keep_certificate(config, user_directory("XDG_STATE_HOME", ".local/state", os.environ))
         if kept.replaces is not None:
@@ -126,7 +126,7 @@ def _tls(config: Config) -> tuple[Config, ssl.SSLContext | None]:
             )
         _log.info("clients may trust this server by its certificate %s", kept.certificate)
         config = replace(config, self_signed=False, tls_cert=str(kept.pair))
-    return config, tls_context(config.tls_cert, config.tls_key) if config.tls else None
+    return config, Certificate(config.tls_cert, config.tls_key, renewed=renewed) if config.tls else None
 
 
 def _check_directories(config: Config) -> None:

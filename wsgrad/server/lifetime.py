@@ -18,10 +18,10 @@ from wsgrad.server.hub import Hub
 from wsgrad.server.listener import Port, open_listeners
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import AsyncIterator
 
     from wsgrad.server.config import Config
+    from wsgrad.server.tls import Certificate
     from wsgrad.server.tokens import Tokens
     from wsgrad.server.zygote import Zygote
 
@@ -32,7 +32,7 @@ _log = logging.getLogger("wsgrad.server")
 _LAST_SIGNALS_SECONDS = 0.01
 
 
-async def serve(config: Config, tokens: Tokens, zygote: Zygote | None, tls: ssl.SSLContext | None) -> None:
+async def serve(config: Config, tokens: Tokens, zygote: Zygote | None, tls: Certificate | None) -> None:
     """Serve until a signal comes or the reader of `--ready-fd` is gone.
 
     Raises:

@@ -34,7 +34,6 @@ from wsgrad.transport.messages import (
 from wsgrad.transport.trio_driver import TrioConnection, peer_of
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Iterator
 
     from wsgrad.server.auth import Visitor
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from wsgrad.server.remote import RemoteNode
     from wsgrad.server.routes import Route
     from wsgrad.server.tickets import Tickets
+    from wsgrad.server.tls import Certificate
     from wsgrad.server.tokens import Role, Tokens
 
 _TLS_RECORD = 0x16
@@ -107,7 +107,7 @@ class Port:
         counters: what happened so far.
     """
 
-    def __init__(self, config: Config, tokens: Tokens, hub: Hub, *, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, config: Config, tokens: Tokens, hub: Hub, *, tls: Certificate | None = None) -> None:
         self.counters = status.PortCounters()
         self._config = config
         self._tokens = tokens
@@ -244,7 +244,7 @@ class Port:
             self._note_refusal(peer, "it does not speak TLS")
             await send(stream, http.text(400, "this port speaks TLS: use wss:// or https://"))
             return None
-        encrypted = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
+        encrypted = trio.SSLStream(stream, self._tls.context(), server_side=True, https_compatible=True)
         await encrypted.do_handshake()
         return encrypted
 

@@ -1,7 +1,12 @@
-"""The server's side of TLS: certificate files become a context, and each mistake in them a text; it makes no files."""
+"""The server's side of TLS: certificate files become a context, and each mistake in them a text; it makes no files.
+
+Files that were replaced while the server runs are taken anew for the connections that come then.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 import ssl
 from typing import Final
@@ -11,6 +16,7 @@ from wsgrad.transport.tls import certificate_fingerprint
 
 _KEY: Final = re.compile(r"-----BEGIN ([A-Z ]*)PRIVATE KEY-----")
 _MAX_FILE: Final = 1 << 20
+_log = logging.getLogger("wsgrad.server.tls")
 
 
 class TlsError(WsgradError):
@@ -41,6 +47,53 @@ def tls_context(cert: str, key: str) -> ssl.SSLContext:
         raise TlsError(f"--tls-cert {cert}{f' --tls-key {key}' if key else ''}: {_what(exc, found[1])}") from exc
     context.set_alpn_protocols(["http/1.1"])
     return context
+
+
+class Certificate:
+    """What a server shows to whoever connects."""
+
+    def __init__(self, cert: str, key: str, *, renewed: bool) -> None:
+        """Read the files, which are those of `tls_context`.
+
+        Args:
+            cert: the certificate chain.
+            key: the private key.
+            renewed: whether files that were replaced count; not where clients know the certificate by its fingerprint.
+
+        Raises:
+            TlsError: a file can't be read, or does not hold what it should.
+        """
+        self._cert = cert
+        self._key = key
+        self._renewed = renewed
+        self._seen = self._looks()
+        self._context = tls_context(cert, key)
+
+    def context(self) -> ssl.SSLContext:
+        """For one more connection. Where the files are broken now, the certificate that was read last."""
+        if self._renewed and (looks := self._looks()) != self._seen:
+            # Noted before they are read: what changes meanwhile is seen the next time.
+            self._seen = looks
+            try:
+                self._context = tls_context(self._cert, self._key)
+                sha256 = fingerprint_of(self._cert)
+            except (TlsError, OSError) as exc:  # OSError: a file that goes while it is read
+                _log.error("%s; the certificate that was read before stays in use", exc)
+            else:
+                _log.info("the certificate %s was renewed; its sha256 is %s", self._cert, sha256)
+        return self._context
+
+    def _looks(self) -> list[tuple[int, ...] | None]:
+        """What tells files that were written or replaced from those before, through links."""
+        return [_look(path) for path in (self._cert, self._key) if path]
+
+
+def _look(path: str) -> tuple[int, ...] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def fingerprint_of(cert: str) -> str | None:
