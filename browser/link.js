@@ -12,6 +12,9 @@ const link = (() => {
   const SEEN_BYTES = 1 << 19;
   /** More can't be kept: a server that has not seen so much is not worth waiting for. */
   const MAX_KEPT = 64 << 20;
+  /** Copies from this size on are made in memory that is used again: the browser zeroes what is new. */
+  const LARGE = 1 << 16;
+  const MOST_SPARE = 8;
 
   class Link {
     constructor() {
@@ -20,6 +23,8 @@ const link = (() => {
       this.keptBytes = 0;
       /** @type {Uint8Array[]} What the server may not have, in order. */
       this.kept = [];
+      /** @type {ArrayBuffer[]} Of large copies that are not needed any more. */
+      this.spare = [];
       this.count = 0;
       this.messagesSince = 0;
       this.bytesSince = 0;
@@ -35,8 +40,17 @@ const link = (() => {
      * @param {Uint8Array} bytes
      */
     keep(bytes) {
-      this.kept.push(bytes.slice());
+      this.kept.push(bytes.length < LARGE ? bytes.slice() : this.copied(bytes));
       this.keptBytes += bytes.length;
+    }
+
+    /** @param {Uint8Array} bytes */
+    copied(bytes) {
+      const at = this.spare.findIndex((buffer) => buffer.byteLength >= bytes.length);
+      const [buffer] = at < 0 ? [new ArrayBuffer(bytes.length)] : this.spare.splice(at, 1);
+      const copy = new Uint8Array(buffer, 0, bytes.length);
+      copy.set(bytes);
+      return copy;
     }
 
     /**
@@ -49,7 +63,11 @@ const link = (() => {
         const sent = this.count + this.kept.length;
         throw new wire.ProtocolError(`the server has seen ${count} messages of ${sent}, and had seen ${this.count}`);
       }
-      for (const bytes of this.kept.splice(0, more)) this.keptBytes -= bytes.length;
+      for (const bytes of this.kept.splice(0, more)) {
+        this.keptBytes -= bytes.length;
+        const { buffer } = bytes;
+        if (buffer.byteLength >= LARGE && this.spare.length < MOST_SPARE) this.spare.push(/** @type {ArrayBuffer} */ (buffer));
+      }
       this.count = count;
     }
 
