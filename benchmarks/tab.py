@@ -7,7 +7,6 @@ off. Each pair takes turns in one tab, so that what else the machine does meets 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import tempfile
 import threading
@@ -154,11 +153,9 @@ class Tab:
 @contextmanager
 def joined_tab(arguments: list[str]) -> Iterator[tuple[str, Tab]]:
     """A server and a tab that has joined it; gives the client's URL."""
-    token = os.urandom(16).hex()
-    os.environ["WSGRAD_NODE_TOKEN"] = token
     with server_process(arguments) as process:
         page = process.url.partition("#")[0].replace("ws://", "http://").rstrip("/")
-        tab = Tab(f"{page}/#token={token}")
+        tab = Tab(f"{page}/#token={process.node_token}")
         try:
             tab.join()
             tab.prepare()
