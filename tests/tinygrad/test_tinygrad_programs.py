@@ -16,7 +16,7 @@ EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "train_digits_tinyg
 
 TENSORS = """
 import numpy as np
-from tinygrad import Tensor, TinyJit, Variable, dtypes
+from tinygrad import Tensor, TinyJit, Variable
 whole = np.arange(64, dtype=np.int32)
 x = Tensor(whole).realize()
 for start, end in ((1, 7), (3, 64), (63, 64)):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _TICK_SECONDS = 1.0
 _FLUSH_SECONDS = 0.001
 # After something was issued it looks this often, each after 1 ms, before callers must wake it again. A look takes the
-# interpreter from whoever computes: with 20 a tinygrad program was a tenth slower, and launches were no quicker.
+# interpreter from whoever computes: with 20 tinygrad programs were up to a tenth slower, launches no quicker.
 _AWAKE_ROUNDS = 2
 _EXIT_SECONDS = 1.0
 
